@@ -75,8 +75,25 @@ def _ints(b: Notation, name: str, usual: Sequence[int], rank: int) -> tuple[int,
     return values
 
 
-def _attributes(b: Notation, kernel: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], str]:
-    """Strides, dilations, pads and auto_pad of a node with windows. Raises `OnnxError` on such as do not fit."""
+@dataclass(frozen=True)
+class _Axis:
+    """What a node says of one spatial axis, by `Window`'s names, without `auto_pad`."""
+
+    name: str
+    kernel: int
+    stride: int
+    dilation: int
+    before: int
+    after: int
+
+    @property
+    def span(self) -> int:
+        """Elements from the first tap of a position to its last."""
+        return (self.kernel - 1) * self.dilation + 1
+
+
+def _axes_and_auto_pad(b: Notation, kernel: Sequence[int]) -> tuple[list[_Axis], str]:
+    """The spatial axes of a node with windows, and how it is padded. Raises `OnnxError` on what does not fit."""
     rank = len(kernel)
     b.require(rank > 0, "has no spatial axes")
     strides, dilations = _ints(b, "strides", (1,) * rank, rank), _ints(b, "dilations", (1,) * rank, rank)
@@ -84,7 +101,15 @@ def _attributes(b: Notation, kernel: Sequence[int]) -> tuple[tuple[int, ...], tu
     b.require(min((*strides, *dilations, *kernel)) > 0, "strides, dilations and kernel must be positive")
     auto = b.string_attribute("auto_pad", "NOTSET")
     b.require(auto in ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"), f"auto_pad {auto!r} is unknown")
-    return strides, dilations, pads, auto
+    pads = (0,) * len(pads) if auto == "VALID" else pads
+    said = zip(spatial_names(rank), kernel, strides, dilations, pads[:rank], pads[rank:], strict=True)
+    return [_Axis(*values) for values in said], auto
+
+
+def _halves(total: int, auto: str) -> tuple[int, int]:
+    """Padding before and after, of which there is so much in all."""
+    before = total // 2 if auto == "SAME_UPPER" else total - total // 2
+    return before, total - before
 
 
 def kernel_of(b: Notation, w: Value) -> tuple[int, ...]:
@@ -100,34 +125,29 @@ def windows(b: Notation, extents: Sequence[int], kernel: Sequence[int], partial:
     `partial`: one that exceeds the padded extent by less than a stride has a position, as onnx's shape inference and
     ONNX Runtime divide; the reference evaluator rounds down, and has none.
     """
-    rank, (strides, dilations, pads, auto) = len(extents), _attributes(b, kernel)
-    ceil = b.int_attribute("ceil_mode", 0) == 1
+    (axes, auto), ceil = _axes_and_auto_pad(b, kernel), b.int_attribute("ceil_mode", 0) == 1
     found: list[Window] = []
-    for k, name in enumerate(spatial_names(rank)):
-        span = (kernel[k] - 1) * dilations[k] + 1
-        before, after = pads[k], pads[k + rank]
-        if auto == "VALID":
-            before = after = 0
-        elif auto != "NOTSET":
-            total = max((-(-extents[k] // strides[k]) - 1) * strides[k] + span - extents[k], 0)
-            before = total // 2 if auto == "SAME_UPPER" else total - total // 2
-            after = total - before
-        room = extents[k] + before + after - span
-        room = max(room, 0) if partial and room > -strides[k] else room
-        size = _positions(room, strides[k], ceil, extents[k] + before)
+    for a, extent in zip(axes, extents, strict=True):
+        before, after = a.before, a.after
+        if auto in ("SAME_UPPER", "SAME_LOWER"):
+            before, after = _halves(max((-(-extent // a.stride) - 1) * a.stride + a.span - extent, 0), auto)
+        room = extent + before + after - a.span
+        room = max(room, 0) if partial and room > -a.stride else room
+        size = _positions(room, a.stride, ceil, extent + before)
         b.require(
-            size > 0, f"a window of {span} does not fit into {extents[k]} elements padded by {before} and {after}"
+            size > 0, f"a window of {a.span} does not fit into {extent} elements padded by {before} and {after}"
         )
-        found.append(Window(name, extents[k], kernel[k], strides[k], dilations[k], before, after, size))
+        found.append(Window(a.name, extent, a.kernel, a.stride, a.dilation, before, after, size))
     return found
 
 
-def _positions(room: int, stride: int, ceil: bool, begin_end: int) -> int:
-    """Window positions; with `ceil` a last one that begins past the input and its left padding is dropped."""
+def _positions(room: int, stride: int, ceil: bool, end: int) -> int:
+    """Window positions; with `ceil` a last one that begins at `end`, past the input and what is before it, is dropped.
+    """
     if room < 0 and not ceil:
         return 0
     size = (-(-room // stride) if ceil else room // stride) + 1
-    return size - 1 if ceil and (size - 1) * stride >= begin_end else size
+    return size - 1 if ceil and (size - 1) * stride >= end else size
 
 
 def _extents(axes: Sequence[Window]) -> tuple[int, ...]:
@@ -279,24 +299,22 @@ class Phase:
 
 
 def _transposed(b: Notation, extents: Sequence[int], kernel: Sequence[int]) -> list[Window]:
-    rank, (strides, dilations, pads, auto) = len(extents), _attributes(b, kernel)
+    """The axes of a transposed window, of which `extents` are the positions. Raises `OnnxError`."""
+    rank, (axes, auto) = len(extents), _axes_and_auto_pad(b, kernel)
     extra = _ints(b, "output_padding", (0,) * rank, rank)
     b.require(min(extra) >= 0, f"output_padding {list(extra)} is negative")
     wanted = _ints(b, "output_shape", (0,) * rank, rank) if b.ints_attribute("output_shape") else None
     found: list[Window] = []
-    for k, name in enumerate(spatial_names(rank)):
-        full = strides[k] * (extents[k] - 1) + extra[k] + (kernel[k] - 1) * dilations[k] + 1
-        before, after = pads[k], pads[k + rank]
-        if wanted is not None or auto in ("SAME_UPPER", "SAME_LOWER"):
-            total = full - (wanted[k] if wanted is not None else extents[k] * strides[k])
-            total = max(total, 0) if wanted is None else total
-            before = total // 2 if auto == "SAME_UPPER" else total - total // 2
-            after = total - before
-        elif auto == "VALID":
-            before = after = 0
+    for k, (a, extent) in enumerate(zip(axes, extents, strict=True)):
+        full = a.stride * (extent - 1) + extra[k] + a.span
+        before, after = a.before, a.after
+        if wanted is not None:
+            before, after = _halves(full - wanted[k], auto)
+        elif auto in ("SAME_UPPER", "SAME_LOWER"):
+            before, after = _halves(max(full - extent * a.stride, 0), auto)
         size = full - before - after
         b.require(size > 0, f"the output would have the extent {size} along axis {k + 2}")
-        found.append(Window(name, size, kernel[k], strides[k], dilations[k], before, after, extents[k]))
+        found.append(Window(a.name, size, a.kernel, a.stride, a.dilation, before, after, extent))
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import islpy as isl
 
@@ -131,15 +132,22 @@ def written_part(schedule: Schedule, tensor: str, users: Sequence[str], tile: Ti
     return coalesced(result)
 
 
+class Padding(NamedTuple):
+    """The guard of a copy, on elements, and what lies where it does not hold; nothing is padded unless said."""
+
+    guard: tuple[Constraint, ...] = ()
+    fill: Const | None = None
+
+
 def padding(
     schedule: Schedule, tensor: str, users: Sequence[str], tile: Tile, reads: Sequence[int] | None
-) -> tuple[tuple[Constraint, ...], Const] | tuple[()]:
-    """The guard, on elements, and the fill of the padding that users read; () where nothing is padded."""
+) -> Padding:
+    """The padding that users read."""
     program = schedule.program
     shape = program.tensor[tensor].shape
     fills = {a.fill for u in users for a in accesses_to(program.statement[u], tensor, reads)}
     if fills == {None}:
-        return ()
+        return Padding()
     if len(fills) > 1:
         raise ScheduleError(
             f"{tensor} is read with different fills {fills}", where=schedule.source.name, hint="pad=False"
@@ -155,7 +163,7 @@ def padding(
     assert fill is not None
     places = zip(tile.elements, shape, strict=True)
     bounds = [c for e, extent in places for c in (Constraint(var(e)), Constraint(extent - 1 - var(e)))]
-    return tuple(bounds), fill
+    return Padding(tuple(bounds), fill)
 
 
 def _guard_is_bounds(program: Program, s: Statement, access: Access) -> bool:

@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from poly.affine import Affine, Constraint, var
+import islpy as isl
+
+from poly.affine import Affine, var
 from poly.errors import ScheduleError
-from poly.expr import Const, Read
+from poly.expr import Read
 from poly.program import Access, Layout, Statement, Tensor
-from poly.scheduling.copy_needs import copies_needed, padding, written_part
+from poly.scheduling.copy_needs import Padding, copies_needed, padding, written_part
 from poly.scheduling.edits import buffer_name, finish, free_buffer_name
 from poly.scheduling.footprint import Box
 from poly.scheduling.insertion import drop_unused, insert_nest, insert_statement, nest_of_tile, span
@@ -91,31 +93,34 @@ class _Promoting:
         first, last = span(schedule, self.at, users)
         if outward:
             name = f"st_{new.name}"
-            statements = insert_statement(statements, self.copy(tile, outward=True, pad=()), users, after=True)
+            copy = self.copy(name, written_part(schedule, tensor, users, tile), self.element(Padding()), self.place)
+            statements = insert_statement(statements, copy, users, after=True)
             nests = insert_nest(nests, self.at, last + 1, nest_of_tile(name, tile, new.shape, order), name)
         if inward is not None:
             name = f"ld_{new.name}"
-            guard = padding(schedule, tensor, users, tile, self.reads) if self.pad else ()
-            copy = self.copy(replace(tile, footprint=inward), outward=False, pad=guard)
+            around = padding(schedule, tensor, users, tile, self.reads) if self.pad else Padding()
+            copy = self.copy(name, inward, self.place, self.element(around))
             statements = insert_statement(statements, copy, users, after=False)
             early = min(first, _after_writers(schedule, tensor, self.at, users))
             nests = insert_nest(nests, self.at, early, nest_of_tile(name, tile, new.shape, order), name)
         program = drop_unused(replace(schedule.program, tensors=(*schedule.program.tensors, new)), tuple(statements))
         return replace(schedule, program=program, nests=canonical(nests))
 
-    def copy(
-        self, tile: Tile, *, outward: bool, pad: tuple[tuple[Constraint, ...], Const] | tuple[()]
-    ) -> Statement:
-        """The statement that moves one element of one tile between the tensor and its buffer."""
-        name = f"{'st' if outward else 'ld'}_{self.new.name}"
-        elements = tile.elements
-        footprint = written_part(self.schedule, self.source.name, self.users, tile) if outward else tile.footprint
-        domain = named(coalesced(footprint.wrap().flatten().set_tuple_name(name)), (*tile.variables, *elements))
-        outer = Access(self.source.name, tuple(var(e) for e in elements), *(pad or ((), None)))
-        inner = Access(self.new.name, tuple(var(e) - c for e, c in zip(elements, tile.box.lower, strict=True)))
-        write, read = (outer, inner) if outward else (inner, outer)
-        iterators, rank = (*tile.variables, *elements), len(tile.loops)
+    def copy(self, name: str, footprint: isl.Map, write: Access, read: Access) -> Statement:
+        """The statement that moves one element of one tile, of those in a footprint."""
+        iterators, rank = (*self.tile.variables, *self.tile.elements), len(self.tile.loops)
+        domain = named(coalesced(footprint.wrap().flatten().set_tuple_name(name)), iterators)
         return Statement(name, iterators, domain, write, (read,), Read(0), copies=self.source.name, tile_rank=rank)
+
+    def element(self, around: Padding) -> Access:
+        """An element of the tensor, or of what is around it."""
+        return Access(self.source.name, tuple(map(var, self.tile.elements)), around.guard, around.fill)
+
+    @property
+    def place(self) -> Access:
+        """Where the buffer has that element."""
+        corner = zip(self.tile.elements, self.tile.box.lower, strict=True)
+        return Access(self.new.name, tuple(var(e) - c for e, c in corner))
 
 
 def _known(schedule: Schedule, tensor: str) -> Tensor:
@@ -140,15 +145,10 @@ def _users(
     chosen = tuple(s for s in (users or under) if s in touching)
     if not chosen:
         raise ScheduleError(f"nothing under loop {at!r} touches {tensor}", where=schedule.source.name)
-    if (
-        any(a.indirect for u in chosen for a, _ in schedule.program.statement[u].accesses if a.tensor == tensor)
-        and at is not None
-    ):
-        raise ScheduleError(
-            f"{tensor} is read indirectly: any element may be needed",
-            where=schedule.source.name,
-            hint="promote it whole: at=None",
-        )
+    touched = (a for u in chosen for a, _ in schedule.program.statement[u].accesses if a.tensor == tensor)
+    if at is not None and any(a.indirect for a in touched):
+        why = f"{tensor} is read indirectly: any element may be needed"
+        raise ScheduleError(why, where=schedule.source.name, hint="promote it whole: at=None")
     return chosen
 
 
