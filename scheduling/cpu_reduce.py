@@ -301,7 +301,8 @@ def _plan_in_order(summed: _Sum) -> Folded | None:
         block = min(MOST_BLOCK, extents[parallel[-1]] // (BLOCKS * threads))
         if len(parallel) > 1 or block < LEAST_BLOCK:
             return None
-    width = min(most // 2, MAX_LANES // summed.vector)  # two loads for each: half of what a core could have in flight
+    # Two loads for each: half of what a core could have in flight
+    width = max(1, min(most // 2, MAX_LANES // summed.vector))
     return Folded(
         statement=s.name, outer=tuple(parallel), rows="", lanes=summed.lanes, vector=summed.vector, height=1,
         width=width, placed=(tensor.name,) if foreign else (), placed_for=block,

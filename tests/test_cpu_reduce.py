@@ -68,6 +68,10 @@ def test_a_row_has_half_as_many_sums_as_hide_a_latency() -> None:
     (group,) = groups_of(program)
     found = reduction_of(program, group, AVX512)
     assert found is not None and (found.rows, found.width) == ("", 4)
+    (core,) = AVX512.engines
+    quick = replace(AVX512, engines=(replace(core, cost={**core.cost, "fma": 1, "latency": 1}),))
+    found = reduction_of(program, group, quick)
+    assert found is not None and (found.rows, found.width) == ("", 1)
 
 
 ONE_BY_ONE = [
