@@ -23,7 +23,7 @@ from poly.program import Program, Statement
 from poly.scheduling.cpu_core import core_of, own_share
 from poly.scheduling.cpu_edits import FEW_VECTORS
 from poly.scheduling.cpu_facts import bytes_apart, bytes_touched, own_capacity, widest_element
-from poly.scheduling.cpu_window_shape import Shape, inside_of, shape_of, suits
+from poly.scheduling.cpu_window_shape import MOST_ROLLED, MOST_TAPS, MOST_WEIGHED, Shape, inside_of, shape_of, suits
 from poly.scheduling.groups import Group
 
 MOST_ROWS = 8  # of a register tile
@@ -47,7 +47,8 @@ class Window:
     `height`: rows of a register tile, `strip`: of what is copied at a time. `copied`: the read goes through a buffer.
     `kept`: operands that stay in registers. `unrolled`: register tiles are laid out in full. `cuts`, `lane_cuts`: where
     rows and lanes are cut into pieces of their own, `vector_cuts`: where the loop over the vectors of a piece is.
-    `shifted`: the columns are taken from a row in registers; `by_columns`: one is done for all rows before the next.
+    `shifted`: the columns are taken from a row in registers; `by_columns`: one is done for all rows before the next,
+    of a large window in a loop, `rolled`.
     `columns_first`: what a window takes from a row, in its `columns`, is reduced before rows are.
     `asks_ahead`: what is copied, or read by long tiles or faster than it comes, is from beyond a core's own caches, so
     that it is asked for a strip, or a tile, ahead. `asks_results`: and so is what tiles write.
@@ -80,6 +81,7 @@ class Window:
     by_columns: bool = False
     columns_first: bool = False
     columns: int = 1
+    rolled: bool = False
 
 
 class _Way(NamedTuple):
@@ -117,6 +119,9 @@ def window_of(program: Program, group: Group, machine: Machine, _threads: int = 
         return None
     vector = min(elements, 1 << max(0, shape.width - 1).bit_length())
     by_columns = _is_by_columns(shape, machine.vector_registers)
+    points = prod(shape.taps.values())
+    if points > (MOST_ROLLED if by_columns else MOST_WEIGHED if shape.others else MOST_TAPS):
+        return None
     shifted = not by_columns and _is_shifted(program, shape, vector, machine)
     kept = () if by_columns else _kept(shape, machine.vector_registers, shifted)
     way = _Way(vector, kept, shifted, by_columns, shifted and _sharing_pays(shape, update))
@@ -136,6 +141,7 @@ def window_of(program: Program, group: Group, machine: Machine, _threads: int = 
         asks_ahead=asking and beyond, asks_results=beyond and not by_columns and core_of(machine, 1).afar > 0,
         shifted=shifted and not found.copied, by_columns=by_columns,
         columns_first=way.columns_first, columns=shape.taps[shape.sideways],
+        rolled=by_columns and points > MOST_TAPS,
     )  # fmt: skip
 
 

@@ -143,7 +143,8 @@ class Windows(Composition):
         order = [f"{down}.o", f"{down}.p.o", f"{lanes}.o"]
         rest = [n for n in schedule.nests[name].names[self.depth :] if n not in (*order, row, f"{lanes}.p")]
         schedule = schedule.reorder(*order, *self._inner(schedule, name, rest, row), f"{lanes}.p")
-        schedule = unrolled(schedule, (*rest, row))
+        rolled = {loop_of(schedule, name, w.sideways)} if w.rolled and rest else set[str]()
+        schedule = unrolled(schedule, (*(n for n in rest if n not in rolled), row))
         if laid_out:
             schedule = schedule.unroll(f"{lanes}.o")
         if w.unrolled:

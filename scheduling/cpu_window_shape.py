@@ -11,7 +11,8 @@ from poly.program import Access, Program, Statement
 from poly.relations import intervals_of
 from poly.scheduling.groups import Group
 
-MOST_TAPS = 64  # points of a window
+# Points of a window; more where it is multiplied by something, many more where its columns are not laid out (0106).
+MOST_TAPS, MOST_WEIGHED, MOST_ROLLED = 64, 100, 256
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def shape_of(program: Program, group: Group, update: Statement) -> Shape | None:
     taps = {n: e for n, e in (every or {}).items() if e > 1 or n in placed}
     used = {n for i in read.affine_index for n in i.names}
     again = any(high > 0 and a not in used for a, (_, high) in zip(axes, box, strict=True))
-    if every is None or again or placed.keys() != taps.keys() or not may_share_rows(placed, taps, axes[lanes]):
+    if every is None or again or placed.keys() != taps.keys() or axes[lanes] not in placed.values():
         return None
     sideways = next((n for n, a in placed.items() if a == axes[lanes] and n in read.affine_index[-1].names), "")
     rows, down = max(((axes.index(a), n) for n, a in placed.items() if n != sideways), default=(-1, ""))

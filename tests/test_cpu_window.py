@@ -87,6 +87,11 @@ CASES = {
     "7x7": ("Conv", (1, 2, 14, 14), (2, 1, 7, 7), {"pads": [3] * 4, "group": 2}),
     "7x7 wide": ("Conv", (1, 2, 40, 56), (2, 1, 7, 7), {"pads": [3] * 4, "group": 2}),
     "7x7 odd": ("Conv", (2, 2, 29, 43), (2, 1, 7, 7), {"pads": [3] * 4, "group": 2}),
+    "9x9": ("Conv", (1, 2, 32, 32), (2, 1, 9, 9), {"pads": [4] * 4, "group": 2}),
+    "9x9 strided": ("Conv", (1, 2, 33, 40), (2, 1, 9, 9), {"pads": [4] * 4, "group": 2, "strides": [2, 2]}),
+    "11x11 odd": ("Conv", (2, 2, 29, 43), (2, 1, 11, 11), {"pads": [5, 5, 4, 3], "group": 2}),
+    "15x15": ("Conv", (1, 2, 20, 56), (2, 1, 15, 15), {"pads": [7] * 4, "group": 2}),
+    "9x25 beside nothing": ("Conv", (1, 2, 17, 90), (2, 1, 9, 25), {"group": 2}),
     "5x5": ("Conv", (1, 3, 28, 28), (3, 1, 5, 5), {"pads": [2] * 4, "group": 3}),
     "5x5 wide": ("Conv", (1, 2, 17, 144), (2, 1, 5, 5), {"pads": [2, 1, 2, 3], "group": 2}),
     "5x5 beside nothing": ("Conv", (1, 3, 12, 23), (3, 1, 5, 5), {"group": 3}),
@@ -437,17 +442,22 @@ def test_columns_of_windows_without_weights_are_reduced_before_rows(text: str) -
     assert not any(w.columns_first for g in groups_of(in_order) if (w := window_of(in_order, g, WIDE)))
 
 
-@pytest.mark.parametrize("name", ["5x5", "5x5 wide", "7x7", "7x7 wide", "7x7 odd"])
+@pytest.mark.parametrize("name", [
+    "5x5", "5x5 wide", "7x7", "7x7 wide", "7x7 odd", "9x9", "11x11 odd", "15x15", "9x25 beside nothing",
+])  # fmt: skip
 def test_many_columns_are_done_one_after_the_other(name: str) -> None:
     """With 32 registers; what a tile reads in one is loaded once, and every sum of the tile is next in turn."""
     operator, shape, weights, attrs = CASES[name]
     program = graph_of(operator, shape, weights, attrs=attrs)[0].to_program()
     (plan,) = (w for g in groups_of(program) if (w := window_of(program, g, WIDE)))
-    (narrow,) = (w for g in groups_of(program) if (w := window_of(program, g, NARROW)))
-    assert plan.by_columns and plan.height > 4 and not plan.kept and not narrow.by_columns
+    narrow = [w for g in groups_of(program) if (w := window_of(program, g, NARROW))]
+    assert plan.by_columns and plan.height > 4 and not plan.kept and not any(w.by_columns for w in narrow)
+    assert weights is not None and plan.rolled == (weights[2] > 7)
     schedule = schedule_for_cpu(program, WIDE)
     for s in schedule.program.statements:
         if s.combiner is not None:
+            columns = next(n for n in schedule.nests[s.name].names if n.startswith("kw"))
+            assert schedule.kind(columns) == ("serial" if plan.rolled else "unroll")
             (rows,) = (schedule.program.tensor[a.tensor] for a in s.reads if a.tensor.startswith("x"))
             loops = schedule.nests[s.name].names
             assert rows.space == "reg" and ".p.p" in loops[-2]  # rows of the tile, then lanes
