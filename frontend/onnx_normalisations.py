@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from poly.affine import var
+from poly.affine import Affine, var
 from poly.dtypes import Array, is_float, numpy_dtype
 from poly.frontend.onnx_notation import Notation, Row
 from poly.frontend.onnx_reductions import axes_from, outer_and_inner
@@ -102,8 +102,8 @@ def layer_normalization(b: Notation) -> None:
     x, scale, bias = b.input(0), b.input(1), b.optional(2)
     axes = axes_from(x.rank, b.axis(b.int_attribute("axis", -1), x.rank))
     y = b.output(x.shape, x.dtype)
-    mean, inverse = _moments(b, x, axes, b.float_attribute("epsilon", 1e-5))
-    ranges, _, point = outer_and_inner(x, axes)
+    ranges, over, point = outer_and_inner(x, axes)
+    mean, inverse = _moments(b, x, ranges, over, point)
     outer = tuple(map(var, ranges))
     normal = (summand(x, point) - mean[outer]) * inverse[outer]
     value = cast_between(normal, mean.dtype, x.dtype) * scale.aligned(point, x.shape)
@@ -122,24 +122,45 @@ def instance_normalization(b: Notation) -> None:
     x, scale, bias = b.input(0), b.input(1), b.input(2)
     b.require(x.rank >= 3 and scale.shape == bias.shape == x.shape[1:2], f"needs [N, C, ...], not {list(x.shape)}")
     y = b.output(x.shape, x.dtype)
-    axes = axes_from(x.rank, 2)
-    mean, inverse = _moments(b, x, axes, b.float_attribute("epsilon", 1e-5))
-    ranges, _, point = outer_and_inner(x, axes)
+    ranges, over, point = outer_and_inner(x, axes_from(x.rank, 2))
+    mean, inverse = _moments(b, x, ranges, over, point)
     outer = tuple(map(var, ranges))
     factor, shift = (cast_between(v[point[1]], v.dtype, mean.dtype) for v in (scale, bias))
     value = (summand(x, point) - mean[outer]) * inverse[outer] * factor + shift
     b.assign(y, dict(zip(map(str, point), x.shape, strict=True)), cast_between(value, mean.dtype, x.dtype))
 
 
-def _moments(b: Notation, x: Value, axes: Sequence[int], epsilon: float) -> tuple[Value, Value]:
-    """The mean, and 1 / sqrt(variance + epsilon), along the axes; in two passes, as the variance is about the mean.
+def group_normalization(b: Notation) -> None:
+    """Each group of channels of each sample by its own mean and variance. Before opset 21 scale and bias are a group's.
+
+    16-bit floats are normalised in f32 and rounded before the scale.
+    """
+    x, scale, bias = b.input(0), b.input(1), b.input(2)
+    groups = b.int_attribute("num_groups", 0)
+    b.require(x.rank >= 2 and groups > 0 and x.shape[1] % groups == 0, f"{groups} groups of {list(x.shape)}")
+    each, kept = x.shape[1] // groups, groups if b.opset < 21 else x.shape[1]
+    b.require(scale.shape == bias.shape == (kept,), f"scale and bias are not [{kept}]")
+    y = b.output(x.shape, x.dtype)
+    _, over, point = outer_and_inner(x, axes_from(x.rank, 1))
+    ranges, over = {"i0": x.shape[0], "i1": groups}, {**over, "k1": each}
+    channel = point[1] = var("i1") * each + var("k1")
+    mean, inverse = _moments(b, x, ranges, over, point)
+    outer, of = tuple(map(var, ranges)), channel if b.opset >= 21 else var("i1")
+    normal = (summand(x, point) - mean[outer]) * inverse[outer]
+    value = cast_between(normal, mean.dtype, x.dtype) * scale[of] + bias[of]
+    b.assign(y, {**ranges, **over}, value, point)
+
+
+def _moments(
+    b: Notation, x: Value, ranges: dict[str, int], over: dict[str, int], point: Sequence[Affine]
+) -> tuple[Value, Value]:
+    """The mean, and 1 / sqrt(variance + epsilon), over some loops; in two passes, as the variance is about the mean.
 
     Of 16-bit floats they are f32.
     """
-    ranges, over, point = outer_and_inner(x, axes)
     outer, shape = tuple(map(var, ranges)), list(ranges.values())
-    count = float(np.prod(list(over.values()), dtype=np.int64))
-    b.require(is_float(x.dtype) and count > 0, f"{x.dtype}{list(x.shape)} has no mean along {list(axes)}")
+    count, epsilon = float(np.prod(list(over.values()), dtype=np.int64)), b.float_attribute("epsilon", 1e-5)
+    b.require(is_float(x.dtype) and count > 0, f"{x.dtype}{list(x.shape)} has no mean")
     kind = sum_dtype(x.dtype)
     total, mean = b.temporary("sum", shape, kind), b.temporary("mean", shape, kind)
     b.reduce(total, ranges, over, summand(x, point), suffix="_sum")
@@ -153,6 +174,7 @@ def _moments(b: Notation, x: Value, axes: Sequence[int], epsilon: float) -> tupl
 
 ROWS: Final[dict[str, Row]] = {
     "BatchNormalization": batch_normalization,
+    "GroupNormalization": group_normalization,
     "InstanceNormalization": instance_normalization,
     "LayerNormalization": layer_normalization,
 }

@@ -56,6 +56,8 @@ WRONG_NODES: Final[Sequence[tuple[str, Sequence[Operand], dict[str, Any], str]]]
     ("Einsum", [f32(2, 3)], {"equation": "ij->k"}, "is not valid"),
     ("Softmax", [_X], {"opset": 11, "axis": 4}, "outside of rank 3"),
     ("BatchNormalization", [_IMAGE, f32(2), f32(2), f32(3), f32(2)], {"opset": 15}, r"statistics are not \[2\]"),
+    ("GroupNormalization", [f32(2, 5, 3), f32(5), f32(5)], {"num_groups": 2, "opset": 21}, "2 groups of"),
+    ("GroupNormalization", [f32(2, 4, 3), f32(2), f32(2)], {"num_groups": 2, "opset": 21}, "are not \\[4\\]"),
     ("InstanceNormalization", [f32(2), f32(2), f32(2)], {}, "needs \\[N, C"),
     ("BatchNormalization", [f32(0, 2, 3), *[f32(2)] * 4], {"opset": 15, "training_mode": 1, "outputs": 3},
      "has no channels"),
