@@ -18,8 +18,6 @@ from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Final, SupportsIndex
 
-import numpy as np
-
 from poly.affine import var
 from poly.arguments import BY_NAME, RunByName, knows_arguments, shown
 from poly.document import Document, counted, table
@@ -32,7 +30,7 @@ from poly.graph import Graph, SizedGraph
 from poly.interp_arrays import bind_sizes
 from poly.locks import Lock, cached_property
 from poly.machine import Machine
-from poly.pointers import ALIGN, aligned_bytes
+from poly.pointers import ALIGN, aligned_bytes, fresh_empty, fresh_zeros
 from poly.program import Tensor
 from poly.scheduling.placement import blocks_of, place
 from poly.sets import fix_sizes
@@ -44,6 +42,7 @@ if TYPE_CHECKING:
 MOST_SIZES: Final = 256
 MOST_COMPARED: Final = 65536  # as a comparison takes as long as importing the model
 MOST_ENGINES: Final = 8
+MOST_SPARE: Final = 4  # times the memory of a call that is kept for the next one
 Key = tuple[int, ...]
 
 
@@ -94,6 +93,7 @@ class SizedEngine(RunByName):
     _sizes: dict[tuple[object, ...], dict[str, int]] = field(
         default_factory=dict[tuple[object, ...], dict[str, int]], repr=False
     )
+    _arena: Array = field(default_factory=lambda: aligned_bytes(0), repr=False)
     _lock: Lock = field(default_factory=Lock, repr=False)
 
     @cached_property
@@ -113,6 +113,15 @@ class SizedEngine(RunByName):
     def _fixed(self) -> dict[str, int]:
         """Where the constants are."""
         return {name: a.ctypes.data for name, a in self.constants.items()}
+
+    @cached_property
+    def _whole(self) -> frozenset[str]:
+        """The outputs of which steps write every element."""
+        from poly.codegen.sequence import partly_written
+
+        calls = [(step.kernel, step.outputs) for step in self.steps]
+        written = frozenset(name for _, names in calls for name in names)
+        return written - partly_written(calls) - {t.name for t in self.graph.inputs} - self.constants.keys()
 
     @cached_property
     def _given_back(self) -> Mapping[str, Array]:
@@ -167,9 +176,11 @@ class SizedEngine(RunByName):
                 return self._specialised(key, sizes).run(inputs, out=out)
             values: dict[str, Array] = {**self._given_back, **given}
             values |= self._targets(out, sizes, values) if out is not None else {}
-            arena = aligned_bytes(prepared.arena)
+            arena = self._memory(prepared.arena)
             for t, _ in self._filled:
-                values.setdefault(t.name, np.zeros(t.extents(sizes), numpy_dtype(t.dtype)))
+                if t.name not in values:
+                    fresh = fresh_empty if t.name in self._whole else fresh_zeros
+                    values[t.name] = fresh(t.extents(sizes), numpy_dtype(t.dtype))
             places = {name: arena.ctypes.data + offset for name, offset in prepared.offsets.items()}
             places |= self._fixed | {name: a.ctypes.data for name, a in values.items()}
             for step, call in zip(self.steps, prepared.calls, strict=True):
@@ -191,8 +202,17 @@ class SizedEngine(RunByName):
         known = {self.graph.label(t.name): (t.name, t.extents(sizes), numpy_dtype(t.dtype)) for t in self.graph.outputs}
         found = targets_of(out, known, [*values.values(), *self.constants.values()], self.graph.name)
         for name, array in found.items():
-            array[...] = values.get(name, 0)  # an output may be an input or a constant
+            if name not in self._whole:
+                array[...] = values.get(name, 0)  # an output may be an input or a constant
         return found
+
+    def _memory(self, size: int) -> Array:
+        """So many bytes for what lies between steps: those of the last call, whose pages are there, unless they are too
+        few or far too many.
+        """
+        if not size <= len(self._arena) <= MOST_SPARE * size:
+            self._arena = aligned_bytes(size)
+        return self._arena
 
     def profile(self, inputs: Mapping[str, Array], runs: int = 10) -> Profile:
         """Where the time goes at the size of these inputs, group by group; see `Engine.profile`."""

@@ -180,3 +180,36 @@ def test_a_model_has_the_groups_of_one_item(threads: int) -> None:
         assert np.allclose(engine.run({"x": x[:k]})["y"], whole[:k], 1e-4, 1e-4)
     assert engine.profile({"x": x}, 1) is not None
     assert not engine.engines
+
+
+def test_outputs_and_memory_are_those_of_the_call() -> None:
+    """What a caller's array held before is gone, results of other calls stay, whatever sizes came between."""
+    engine = poly.compile(poly.from_onnx(_model("n"), ranges={"n": (1, 64)}))
+    assert isinstance(engine, SizedEngine)
+    fixed = poly.compile(poly.from_onnx(_model(1)))
+    assert isinstance(fixed, Engine)
+    x = np.random.default_rng(7).standard_normal((64, 8, 20, 20)).astype(np.float32)
+    wanted = np.concatenate([fixed.run({"x": x[k : k + 1]})["y"] for k in range(64)])
+    first = engine.run({"x": x[:2]})["y"]
+    for size in (64, 1, 3, 64, 2, 1):
+        out = np.full((size, 10), np.nan, np.float32)
+        engine.run({"x": x[:size]}, out={"y": out})
+        assert np.allclose(out, wanted[:size], 1e-4, 1e-4)
+    assert np.allclose(first, wanted[:2], 1e-4, 1e-4)
+
+
+def test_an_output_that_is_an_input_is_copied() -> None:
+    node = helper.make_node("GreaterOrEqual", ["x", "x"], ["g"])
+    copied = helper.make_node("Identity", ["x"], ["y"])
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [node, copied], "m", [value("x", onnx.TensorProto.FLOAT, ["n", 3])],
+        [value("y", onnx.TensorProto.FLOAT, ["n", 3]), value("g", onnx.TensorProto.BOOL, ["n", 3])],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    engine = poly.compile(poly.from_onnx(model, ranges={"n": (1, 9)}))
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    out = {"y": np.full((2, 3), np.nan, np.float32), "g": np.zeros((2, 3), np.bool_)}
+    engine.run({"x": x}, out=out)
+    np.testing.assert_array_equal(out["y"], x)
+    assert out["g"].all()
