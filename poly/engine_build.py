@@ -47,7 +47,7 @@ def build_engine(
     grouping, cuts = _cut_up(source, machine, threads, finite_factors(source, graph.constants))
     program = grouping.program
     parts_machine = streaming(machine, graph.constants)
-    work = Build(program, _given(grouping, graph), parts_machine, compile_unit, _reasons(graph))
+    work = Build(program, with_known(graph.constants, grouping.known), parts_machine, compile_unit, _reasons(graph))
     different = {cut.key: cut.canonical for cut in cuts if cut.canonical is not None}
     with prepare_ahead([*different.values()], parts_machine) if prepare_ahead is not None else nullcontext():
         for k, cut in enumerate(cuts):
@@ -63,12 +63,12 @@ def build_engine(
     )  # fmt: skip
 
 
-def _given(grouping: Grouping, graph: Graph) -> Mapping[str, Array]:
-    """The constants of the model, and those that are computed of them."""
-    if grouping.known is None:
-        return graph.constants
-    read = {t.name: graph.constants[t.name] for t in grouping.known.with_role("constant")}
-    return {**graph.constants, **run_program(grouping.known, read)}
+def with_known(constants: Mapping[str, Array], known: Program | None) -> Mapping[str, Array]:
+    """The constants of a model, and those that a program computes of them."""
+    if known is None:
+        return constants
+    read = {t.name: constants[t.name] for t in known.with_role("constant")}
+    return {**constants, **run_program(known, read)}
 
 
 def _cut_up(

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 
 from poly.dtypes import Array
 from poly.engine import Engine
-from poly.engine_build import Build, CompileUnit, Cut
+from poly.engine_build import Build, CompileUnit, Cut, with_known
 from poly.errors import CapacityError, ScheduleError, UnsupportedError
 from poly.graph import Graph, SizedGraph
-from poly.interp import run_program
 from poly.machine import Machine
 from poly.program import Program, Tensor
 from poly.scheduling.axis_orders import reordered
-from poly.scheduling.cpu_program import for_cpu, model_for_cpu
+from poly.scheduling.cpu_program import model_for_cpu
 from poly.scheduling.group_programs import canonical_names, extract, users_by_tensor
 from poly.scheduling.groups import groups_of
 from poly.scheduling.items import Items, all_items, items_of, one_item
@@ -78,9 +77,6 @@ def _of_items(
     one = model_for_cpu(one_item(program, items), graph.constants, machine)
     known, one = split_known(one)
     one = reordered(one, machine)
-    given = dict(graph.constants)
-    if known is not None:
-        given |= run_program(known, {t.name: given[t.name] for t in known.with_role("constant")})
     try:
         whole = all_items(one, items)
         again = items_of(whole)
@@ -89,24 +85,26 @@ def _of_items(
         cuts = _cuts(one, again, machine, threads, finite_factors(one, graph.constants))
     except ScheduleError:
         return None
-    work = Build(whole, given, machine, compile_unit)
+    work = Build(whole, with_known(graph.constants, known), machine, compile_unit)
     for k, cut in enumerate(cuts):
         work.step(cut)
         if progress is not None:
             progress(k + 1, len(cuts))
-    steps = list[SizedStep]()
-    for step in work.steps:
-        if step.unit is None or not isinstance(step.unit.kernel, _kernel_class()):
-            return None
-        names = tuple(s.name for s in step.program.statements)
-        steps.append(SizedStep(step.name, step.unit.kernel, step.inputs, step.outputs, names))
-    return _Built(tuple(steps), whole.tensor, work.constants())
+    steps = _steps(work)
+    return None if steps is None else _Built(steps, whole.tensor, work.constants())
 
 
-def _kernel_class() -> type[Kernel]:
+def _steps(work: Build) -> tuple[SizedStep, ...] | None:
+    """The steps of a build; None where one has no kernel."""
     from poly.codegen.kernel import Kernel
 
-    return Kernel
+    found: list[SizedStep] = []
+    for step in work.steps:
+        if step.unit is None or not isinstance(step.unit.kernel, Kernel):
+            return None
+        names = tuple(s.name for s in step.program.statements)
+        found.append(SizedStep(step.name, step.unit.kernel, step.inputs, step.outputs, names))
+    return tuple(found)
 
 
 def _cuts(
@@ -116,12 +114,12 @@ def _cuts(
     users, cuts = users_by_tensor(one), list[Cut]()
     for k, group in enumerate(groups_for(one, machine, threads)):
         part = extract(one, group, f"group_{k}", users)
-        canonical, old = canonical_names(part)
-        canonical = for_cpu(canonical, {n for n in old if old[n] in finite}, machine, threads)
-        counted = frozenset(n for n in old if old[n] in items.tensors)
-        if counted:
-            canonical = all_items(canonical, replace(items, tensors=counted))
-        cuts.append(Cut(group, f"group {k}", part, canonical, old, str(canonical)))
+        cut = Cut.of(part, group, f"group {k}", machine, threads, finite)
+        counted = frozenset(n for n in cut.old if cut.old[n] in items.tensors)
+        if counted and cut.canonical is not None:
+            canonical = all_items(cut.canonical, replace(items, tensors=counted))
+            cut = replace(cut, canonical=canonical, key=str(canonical))
+        cuts.append(cut)
     return cuts
 
 
