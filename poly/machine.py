@@ -53,6 +53,8 @@ USUAL_CORE: Final[Mapping[str, int]] = {
     # lies in two lines (0087): cpu_cost
     "asked": 0,  # steps of a register tile's reduction before which lanes that lie apart are asked for where the first
     # cache does not hold those of all steps; 0: not at all (0099): cpu_block_ahead
+    "anew": 0,  # cycles of a row of partial sums in a page of its own, of more than a core knows, where register tiles
+    # go on below it (0102): cpu_rating
     "guarded": 14,  # tenths of an element that a copy with padding moves a cycle (0085): cpu_rating
     "unpadded": 100,  # percent of the cycles that the model gives a window with its padding: one without is sooner done
     # up to there (0105): cpu_padding

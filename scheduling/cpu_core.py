@@ -66,6 +66,7 @@ class Core:
     afar: int
     crossing: int
     asked: int
+    anew: int
     guarded: int
     unpadded: int
     streamed: int

@@ -13,6 +13,7 @@ from math import inf, prod
 import numpy as np
 
 from poly.locks import cached_property
+from poly.scheduling.cpu_core import PAGE
 from poly.scheduling.cpu_cost import SharedNest, cycles_of_memory, held_share, overlapped, tile_cycles
 from poly.scheduling.cpu_facts import own_capacity
 from poly.scheduling.cpu_operand import Operand
@@ -210,7 +211,23 @@ class RatedWays(PlannedWays):
                 panels = sorted({*panels, -(-tiles // self.facts.threads)})
             found += [(h, w, p, b, d) for p in panels for b in blocks for d in shapes.depths]
             kinds += [n * len(deep) + d for _ in panels for _ in blocks for d in deep]
-        return Grid(way, np.array(found, float), shapes.work[kinds], shapes.count[kinds], shapes.rest[kinds])
+        sizes = np.array(found, float)
+        work = shapes.work[kinds] + self._anew(way, sizes)
+        return Grid(way, sizes, work, shapes.count[kinds], shapes.rest[kinds])
+
+    def _anew(self, way: Way, sizes: Numbers) -> Numbers:
+        """Cycles for rows of partial sums in pages of their own, more than a core knows, where the next register tile
+        goes on below them and not beside them.
+        """
+        width, panels, depth = (sizes[:, k] for k in (1, 2, 4))
+        rows, target = self.names[way.rows], self.operands[-1]
+        stride = target.stride(rows)
+        if stride < PAGE or stride * self.extents[rows] <= self.core.pages * PAGE or self.turned:
+            return np.zeros(len(sizes))
+        along = width * panels if way.lanes_inside else width
+        each = float(prod(e for k, e in enumerate(self.facts.extents) if k != self.lanes))
+        blocks = np.ceil(self.ranges.get(self.deep, 1) / np.maximum(depth, 1))
+        return np.where(depth > 0, each * blocks * np.ceil(self.vectors / along) * self.core.anew, 0.0)
 
     def _window(self, axis: int) -> int:
         """Iterations of the innermost loop of the reduction where it moves a window along the rows; else 0."""

@@ -212,6 +212,14 @@ def test_few_rows_ask_a_slow_last_cache_for_the_next_block() -> None:
     assert [(p.tensor, p.asked) for p in plan.packs] == [("B", True)] and plan.depth == ("k", 128)
 
 
+def test_tiles_go_along_sums_whose_rows_are_in_pages_of_their_own() -> None:
+    """More pages than a core knows: below a tile each row of sums is in another one, beside it in the same."""
+    known = replace(MESH, engines=(replace(MESH.engines[0], cost={**MESH.engines[0].cost, "anew": 0}),))
+    plan, other = product_plan(MESH, 128, 768, 3072), product_plan(known, 128, 768, 3072)
+    assert plan.depth == other.depth == ("k", 128) and plan.lanes_inside and not other.lanes_inside
+    assert product_plan(MESH, 32, 1024, 1024) == product_plan(known, 32, 1024, 1024)
+
+
 def test_threads_share_columns_that_are_left_over() -> None:
     """Four of 100, which take a core as long as sixteen; each piece is a loop of its own that both threads run."""
     schedule = schedule_for_cpu(poly.parse("C[i,j] += A[i,k]*B[k,j]", A=(100, 100), B=(100, 100)), MESH, threads=2)
