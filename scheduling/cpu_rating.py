@@ -30,6 +30,7 @@ TILES = 3  # shapes of register tiles that are rated with all blocks, besides as
 PANELS, ROW_BLOCKS = (1, 4, 8, 16, 64), (4, 16, 64)
 # Elements a cycle of copies: by squares in registers, of what strides leave apart, one by one.
 SQUARES, STRIDED, ONE_BY_ONE = 2.0, 1.4, 0.7
+PADDED_TURNED = 1 / 3  # of the rate of copies with padding where elements go one by one to other places (0105)
 # Cycles of a copy for a vector in long runs, in short ones, and for what rows share, as wide as their number allows.
 VECTOR, SHORT_VECTOR, PIECE = 2.0, 4.0, 1.5
 
@@ -406,13 +407,15 @@ class RatedWays(PlannedWays):
     def _rate(self, way: Way, k: int, height: Numbers, vectors: Numbers) -> Numbers:
         """Elements a cycle of a copy; without end for what is copied when compiling."""
         operand, access = self.operands[k], self.update.accesses[k][0]
-        if access.guard or self._strided(k):
-            return np.full((), self.core.padded_rate if access.guard else STRIDED)
-        if self.facts.program.tensor[access.tensor].role == "constant" and dict(way.packs)[k] == "whole":
-            return np.full((), FREE)
         moving = operand.depends(self.names[self.lanes])
         iterator = self.names[self.lanes if moving else way.rows]
-        if operand.stride(iterator) == operand.element:
+        along = operand.stride(iterator) == operand.element
+        if access.guard or self._strided(k):
+            padded = self.core.padded_rate * (1 if along else PADDED_TURNED)
+            return np.full((), padded if access.guard else STRIDED)
+        if self.facts.program.tensor[access.tensor].role == "constant" and dict(way.packs)[k] == "whole":
+            return np.full((), FREE)
+        if along:
             if moving:
                 long = vectors * self.vector * operand.element >= SHORT
                 return self.vector / np.where(long, VECTOR, SHORT_VECTOR)

@@ -17,7 +17,7 @@ from poly.errors import MachineError
 from poly.machine import Engine, Machine, Memory, machine_of_table
 from poly.program import Program
 from poly.scheduling.cpu import schedule_for_cpu
-from poly.scheduling.cpu_contract import contraction_plan
+from poly.scheduling.cpu_contract import contraction_of, contraction_plan
 from poly.scheduling.cpu_core import core_of
 from poly.scheduling.cpu_each import schedule_each
 from poly.scheduling.cpu_facts import facts_of, own_capacity
@@ -236,3 +236,16 @@ def test_blocks_that_are_asked_for_lie_side_by_side_or_are_whole_rows() -> None:
     beside, whole = product_plan(MESH, 16, 2048, 2048), product_plan(MESH, 48, 8192, 1024)
     assert beside.strips[0].block == 1 and not beside.lanes_outside
     assert whole.strips[0].block * whole.strips[0].width * whole.vector == 1024
+
+
+@pytest.mark.parametrize("machine", [MESH, ZEN5], ids=["mesh", "zen5"])
+def test_what_is_copied_with_its_padding_is_not_turned(machine: Machine) -> None:
+    """That goes element by element; a window's lanes are where it is contiguous."""
+    guard = "h + p >= 1 and h + p <= 128 and w + q >= 1 and w + q <= 128"
+    program = poly.parse(
+        f"Y[h,w] += (X[c,h+p-1,w+q-1] if {guard} else 0)*W[c,p,q] where 0<=h<128 and 0<=w<128", X=(32, 128, 128),
+        W=(32, 3, 3),
+    )  # fmt: skip
+    (group,) = groups_of(program)
+    plan = contraction_of(program, group, machine)
+    assert plan is not None and (plan.rows, plan.lanes) == (0, 1)
