@@ -41,7 +41,7 @@ def with_columns(program: Program, machine: Machine, threads: int) -> Program:
     """The program with its contraction's columns as one loop, or a result or an operand in another order, where that
     pays.
     """
-    if machine.kind != "cpu" or not 0 < len(program.statements) < 3 or program.statements[-1].combiner is None:
+    if machine.kind != "cpu" or sum(s.combiner is not None for s in program.statements) != 1:
         return program
     rows = rows_of(program)
     if rows is not None and _fill(rows, machine):
@@ -53,7 +53,7 @@ def with_columns(program: Program, machine: Machine, threads: int) -> Program:
     if facts is None or lanes is None:
         return program
     found = [join_axes(p) for p in (laid if _filled(facts, lanes) > FILLED else laid + joined) + dense]
-    moved = [_Moved(p, _copies(p, machine, threads), facts) for p in found]
+    moved = [_Moved(p, _copies(p, program, machine, threads), facts) for p in found]
     best = _soonest(moved, GAIN * _least(facts)) if moved else None
     if best is None and moved:
         best = _soonest(moved, GAIN * _cycles(facts))
@@ -114,7 +114,9 @@ def _worth_it(program: Program, machine: Machine, threads: int) -> Iterator[Prog
     for dense in dense_operands(program) if core_of(machine, 1).afar else ():
         facts = _facts(dense, machine, threads)
         stays = bytes_touched(program, program.statements) <= own_capacity(machine)
-        if facts is not None and not stays and COPIES * _copies(dense, machine, threads) <= least_cycles(facts):
+        if facts is None or stays:
+            continue
+        if COPIES * _copies(dense, program, machine, threads) <= least_cycles(facts):
             yield dense
 
 
@@ -152,10 +154,9 @@ def _filled(facts: Facts, lanes: int) -> float:
     return facts.extents[lanes] / (-(-facts.extents[lanes] // whole) * whole)
 
 
-def _copies(program: Program, machine: Machine, threads: int) -> float:
-    """Cycles of all copies; none of constants, which are moved when compiling."""
-    summed = {s.write.tensor for s in program.statements if s.combiner is not None}
-    moved = [s for s in program.statements if s.reads and s.write.tensor not in summed]
+def _copies(program: Program, source: Program, machine: Machine, threads: int) -> float:
+    """Cycles of all copies, which its source does not have; none of constants, which are moved when compiling."""
+    moved = [s for s in program.statements if s.name not in source.statement]
     moved = [s for s in moved if program.tensor[s.reads[0].tensor].role != "constant"]
     return sum((_gathered if _apart(s) else _copied)(program, s, machine, threads) for s in moved)
 

@@ -23,11 +23,12 @@ FEW = 2  # elements of a tensor for each that is read
 
 
 def dense_operands(program: Program) -> Iterator[Program]:
-    """One program for each operand of a reduction over a box that has such elements."""
-    literal = with_sizes(program)
-    update = literal.statements[-1] if literal is not None else None
+    """One program for each operand that has such elements, of the only reduction of a program, over a box."""
+    sums = [s for s in program.statements if s.combiner is not None]
+    literal = with_sizes(program) if len(sums) == 1 and _has_steps(sums[0]) else None
+    update = literal.statement[sums[0].name] if literal is not None else None
     box = domain_box(literal, update, update.iterators) if literal is not None and update is not None else None
-    if literal is None or update is None or box is None or update.combiner is None or any(low for low, _ in box):
+    if literal is None or update is None or box is None or any(low for low, _ in box):
         return
     if any(s.path != default_path(k, s.iterators) for k, s in enumerate(literal.statements)):
         return
@@ -39,6 +40,12 @@ def dense_operands(program: Program) -> Iterator[Program]:
             written = {n for i in update.write.affine_index for n in i.names}
             order = (*sorted(names[:-1], key=lambda n: n not in written), names[-1])
             yield _dense(literal, update, k, order, ranges)
+
+
+def _has_steps(update: Statement) -> bool:
+    """Whether a subscript may leave elements out."""
+    affine = (i for r in update.reads if not r.indirect for i in r.affine_index)
+    return any(abs(c) > 1 for i in affine for _, c in i.terms)
 
 
 def _apart(tensor: Tensor, read: Access, ranges: Mapping[str, int]) -> tuple[str, ...]:
@@ -64,6 +71,6 @@ def _dense(
     copy = Statement(f"{name}_copy", names, whole_box(f"{name}_copy", names, ranges), dense, (read,), Read(0))
     product = replace(update, reads=tuple(dense if n == k else r for n, r in enumerate(update.reads)))
     tensor = Tensor(name, tuple(Affine.of(ranges[n]) for n in names), program.tensor[read.tensor].dtype)
-    statements = (copy, *program.statements[:-1], product)
+    statements = (copy, *(product if s.name == update.name else s for s in program.statements))
     placed = tuple(replace(s, path=default_path(k, s.iterators)) for k, s in enumerate(statements))
     return replace(program, tensors=(*program.tensors, tensor), statements=placed)

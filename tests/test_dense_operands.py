@@ -13,6 +13,7 @@ from poly.machine import Machine
 from poly.program import Program
 from poly.scheduling.cpu_columns import columns_like, with_columns
 from poly.scheduling.dense_operands import dense_operands
+from poly.scheduling.grouping import group_program
 from poly.scheduling.joined_axes import join_axes
 from poly.scheduling.schedule import Schedule
 from poly.text import parse_program
@@ -54,6 +55,8 @@ def strided(c: int, m: int, size: int, step: int = 2) -> Program:
         ("y: f32[3,4]; y[m,w] += x[c,2*w,0] * v[m,c]", {"x": (5, 8, 1), "v": (3, 5)}, ["x_dense[c, w]"]),
         ("y[m,h] max= x[2*h,2*c] + v[m,c]", {"x": (8, 10), "v": (3, 5)}, ["x_dense[h, c]"]),
         ("v: i32[3,5]; x: i32[5,16]; y[m,w] += x[c,2*w] * v[m,c]", {}, ["x_dense[c, w]"]),
+        ("y: f32[3,8]; t[m,w] += x[c,2*w] * v[m,c]; y[m,w] = max(t[m,w] + b[m] + x[m+1,w+3], 0)",
+         {"b": (3,), "x": (5, 16), "v": (3, 5)}, ["x_dense[c, w]"]),  # read whole besides
         ("inout y: f32[3,8]; y[m,w] += x[c,2*w] * v[m,c]", {"x": (5, 16), "v": (3, 5)}, ["x_dense[c, w]"]),
     ],
 )  # fmt: skip
@@ -62,8 +65,8 @@ def test_elements_that_lie_apart_are_copied_as_rows_need_them(text: str, shapes:
     inputs = arrays(source)
     expected = run_program(source, inputs)["y"]
     found = [*dense_operands(source)]
-    names = {r.tensor for p in found for r in p.statements[-1].reads if r.tensor.endswith("_dense")}
-    dense = [r for p in found for r in p.statements[-1].reads if r.tensor in names]
+    names = {t for p in found for t in p.tensor if t.endswith("_dense")}
+    dense = [r for p in found for s in p.statements if s.combiner for r in s.reads if r.tensor in names]
     assert [f"{r.tensor}[{', '.join(map(str, r.index))}]" for r in dense] == reads
     for one in found:
         assert str(parse_program(str(one))) == str(one)
@@ -84,6 +87,7 @@ def test_elements_that_lie_apart_are_copied_as_rows_need_them(text: str, shapes:
         ("y: f32[3,5]; y[m,w] += x[c,2*w] * v[m,c]", {"x": (5, 9), "v": (3, 5)}),  # more than half of what is there
         ("y: f32[3,4]; y[m,w] += x[c,7-2*w] * v[m,c]", {"x": (5, 8), "v": (3, 5)}),  # backwards
         ("y: f32[4]; y[w] = x[2*w]", {"x": (8,)}),  # no reduction
+        ("t[m] += x[2*m,c]; y[m] += t[m] * v[m,k]", {"x": (8, 5), "v": (4, 3)}),  # two
     ],
 )
 def test_all_else_stays(text: str, shapes: Shapes) -> None:
@@ -113,6 +117,16 @@ def test_only_what_is_given_is_copied() -> None:
 def test_a_copy_is_made_where_it_pays(c: int, m: int, size: int, step: int, machine: Machine, pays: bool) -> None:
     source = strided(c, m, size, step)
     assert ("x_dense" in with_columns(source, machine, 1).tensor) == pays
+
+
+def test_what_comes_after_a_product_stays_with_it() -> None:
+    text = "t[m,h,w] += x[c,2*h,2*w] * v[m,c]; y[m,h,w] = max(t[m,h,w] + b[m] + r[m,h,w], 0)"
+    shapes = {"b": (512,), "x": (256, 56, 56), "v": (512, 256), "r": (512, 28, 28)}
+    source = join_axes(program(text, **shapes))
+    chosen = with_columns(source, AFAR, 1)
+    assert [s.name for s in chosen.statements[1:]] == [s.name for s in source.statements]
+    assert len(group_program(chosen, AFAR).groups) == 2
+    assert with_columns(source, NEAR, 1) == source
 
 
 def test_what_is_chosen_calculates_the_same() -> None:
