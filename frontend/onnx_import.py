@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
@@ -59,17 +60,30 @@ def from_onnx(
     single = {name: low for name, (low, high) in free.items() if low == high}
     given |= single
 
-    def at(sizes: Mapping[str, int]) -> Graph:
-        importer = Importer(model, sized=len(single) < len(free))
-        importer.declare_inputs({**given, **sizes, **_linked(links, {**given, **sizes})}, dict(constants or {}))
-        importer.walk(model.graph.node)
-        return importer.graph()
-
-    if len(single) == len(free):
+    at = _AtSizes(model, given, links, dict(constants or {}), sized=len(single) < len(free))
+    if not at.sized:
         return at({})
     from poly.frontend.onnx_symbolic import symbolic_graph
 
     return symbolic_graph(at, {n: ends for n, ends in free.items() if n not in single}, model.graph.name)
+
+
+@dataclass(frozen=True)
+class _AtSizes:
+    """The graph of a model at given sizes; `sized`: there are sizes to give. No closure, so that graphs are pickled."""
+
+    model: onnx.ModelProto
+    shapes: Mapping[str, tuple[int, ...] | int]
+    links: Mapping[str, str]
+    constants: Mapping[str, Array]
+    sized: bool
+
+    def __call__(self, sizes: Mapping[str, int]) -> Graph:
+        importer = Importer(self.model, sized=self.sized)
+        known = {**self.shapes, **sizes}
+        importer.declare_inputs({**known, **_linked(self.links, known)}, dict(self.constants))
+        importer.walk(self.model.graph.node)
+        return importer.graph()
 
 
 def _linked(links: Mapping[str, str], given: Mapping[str, object]) -> dict[str, int]:

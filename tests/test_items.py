@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Mapping
 
 import numpy as np
@@ -213,3 +215,16 @@ def test_an_output_that_is_an_input_is_copied() -> None:
     engine.run({"x": x}, out=out)
     np.testing.assert_array_equal(out["y"], x)
     assert out["g"].all()
+
+
+def test_a_sized_graph_is_copied_and_pickled() -> None:
+    """As one of fixed sizes is; its engine is code, as theirs are."""
+    graph = poly.from_onnx(_model("n"), ranges={"n": (1, 9)})
+    x = np.random.default_rng(6).standard_normal((4, 8, 20, 20)).astype(np.float32)
+    want = poly.compile(graph).run({"x": x})["y"]
+    for again in (copy.deepcopy(graph), pickle.loads(pickle.dumps(graph))):
+        assert str(again) == str(graph)
+        engine = poly.compile(again)
+        np.testing.assert_array_equal(engine.run({"x": x})["y"], want)
+        with pytest.raises(TypeError, match="a kernel is code in this process"):
+            pickle.dumps(engine)
