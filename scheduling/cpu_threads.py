@@ -14,19 +14,29 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from math import inf, prod
+from math import inf
 from typing import Final
 
 from poly.affine import var
 from poly.dtypes import size_bytes
-from poly.errors import ScheduleError
 from poly.expr import Apply, walk
 from poly.machine import Machine
-from poly.program import Access, Statement
+from poly.program import Statement
 from poly.relations import interval_of, range_of
-from poly.scheduling.cpu_core import PAGE, core_of, remote_rate
-from poly.scheduling.cpu_facts import FUNCTION_ELEMENT_CYCLES, LIGHT, bytes_apart
-from poly.scheduling.cpu_shares import CALL, EDGE, shared_time
+from poly.scheduling.cpu_copy_order import with_copy_along
+from poly.scheduling.cpu_core import core_of, remote_rate
+from poly.scheduling.cpu_facts import FUNCTION_ELEMENT_CYCLES, LIGHT
+from poly.scheduling.cpu_loop_facts import (
+    Use,
+    bytes_at_edges,
+    bytes_of_uses,
+    extent_of,
+    instances_under,
+    largest_share,
+    moved_axes,
+    runs_of,
+)
+from poly.scheduling.cpu_shares import CALL, shared_time
 from poly.scheduling.legality import carried
 from poly.scheduling.schedule import Schedule
 
@@ -37,7 +47,6 @@ LEAST_PROGRAM: Final = 3000.0  # of a whole program with everything in the first
 LEAST_NEST: Final = 6500.0  # of one run of a nest of no group, were its instances elements that are moved
 EVEN: Final = 1.05  # of the least time of a nest: where a loop takes no longer, none inside is better
 BETTER: Final = 1.02  # of what a loop spares: as much is worth sharing several loops inside instead
-PARTS: Final = 8  # of a copy for each thread, of which it takes a quarter at a time
 STREAMED_CYCLES, SCALAR = 0.4, 8.0  # of an element that is moved; factor without lanes
 
 
@@ -55,7 +64,7 @@ def share(
     for nest in state.by_work(schedule, [s.name for s in moving if s.copies]):
         for name in nest:
             copy = schedule.program.statement[name]
-            schedule = state.share(_along(schedule, copy, state.done, threads), [name])
+            schedule = state.share(with_copy_along(schedule, copy, state.done, threads), [name])
     return schedule
 
 
@@ -121,13 +130,6 @@ def _constant(schedule: Schedule, s: Statement) -> bool:
 
 
 @dataclass(frozen=True)
-class _Use:
-    statement: Statement
-    access: Access
-    makes: bool  # writes, and not when compiling
-
-
-@dataclass(frozen=True)
 class _Shared:
     """Loops that threads share, none inside of another, and the cycles of the first thread that this spares."""
 
@@ -190,7 +192,7 @@ class _Sharing:
             if not _carries(schedule, loop):
                 return _Shared(saved, (loop,))
             saved = 0.0
-        inside = self._best(schedule, names, level + 1, reached * max(1, _extent(schedule, loop)))
+        inside = self._best(schedule, names, level + 1, reached * max(1, extent_of(schedule, loop)))
         if saved and BETTER * saved >= inside.saved and not _carries(schedule, loop):
             return _Shared(saved, (loop,))
         return inside
@@ -199,16 +201,16 @@ class _Sharing:
         """Cycles of the first thread that sharing a loop spares, 0 where that is not worth calling the others; and
         whether hardly more could be spared.
         """
-        extent = _extent(schedule, loop)
+        extent = extent_of(schedule, loop)
         if extent < 2 or loop in self.on_one or self._holds_shared(schedule, loop):
             return 0.0, False
         far, fetched = self._travelling(schedule, loop)
-        moved = _instances(schedule, loop) * STREAMED_CYCLES  # whatever is done with them: that is guessed
+        moved = instances_under(schedule, loop) * STREAMED_CYCLES  # whatever is done with them: that is guessed
         if not fetched and moved < 2 * CALL * max(1, reached):
             return 0.0, False
         whole = sum(self._work(schedule, n) for n in schedule.under(loop))
-        far += _edges(schedule, loop) * (self.threads - 1)
-        remote, largest = remote_rate(self.machine), _largest(schedule, loop, extent)
+        far += bytes_at_edges(schedule, loop) * (self.threads - 1)
+        remote, largest = remote_rate(self.machine), largest_share(schedule, loop, extent)
         cost = CALL + float(shared_time(whole, extent, reached - 1, far, self.threads, remote, largest))
         return max(0.0, whole + fetched / remote - cost), cost * self.threads <= EVEN * whole and not far
 
@@ -234,18 +236,18 @@ class _Sharing:
         used = s.combiner is not None and len(s.reads) > 1
         cycles = (1 / (core.lanes * core.fma) if used else moved) + steps * FUNCTION_ELEMENT_CYCLES
         whole = core.lanes if used else 1  # a vector takes as long for a part of its lanes
-        return cycles * (1.0 if lanes else SCALAR) * _run(schedule, name, whole)
+        return cycles * (1.0 if lanes else SCALAR) * runs_of(schedule, name, whole)
 
     def _travelling(self, schedule: Schedule, loop: str) -> tuple[float, float]:
         """Bytes of what a loop and other nests have in common that go from one thread to another where threads share
         it, and where one thread runs it.
         """
-        inside, uses = set(schedule.under(loop)), dict[str, list[_Use]]()
+        inside, uses = set(schedule.under(loop)), dict[str, list[Use]]()
         for s in schedule.program.statements:
             made = not _constant(schedule, s)
             for access, kind in s.accesses:
-                uses.setdefault(access.tensor, []).append(_Use(s, access, made and kind == "write"))
-        shared, on_one = 0.0, 0.0
+                uses.setdefault(access.tensor, []).append(Use(s, access, made and kind == "write"))
+        shared, fetched = 0.0, 0.0
         for found in uses.values():
             own = [u for u in found if u.statement.name in inside]
             makes = any(u.makes for u in own)
@@ -255,170 +257,19 @@ class _Sharing:
             spread = any(self.done.intersection(schedule.nests[u.statement.name].names) for u in others)
             apart = any(self.on_one.intersection(schedule.nests[u.statement.name].names) for u in others)
             along = {axis for u in others for axis in self._shared_along(schedule, u)}
-            moved = [set(_moved_axes(schedule, u.statement, u.access, loop)) for u in own]
-            size = min(_touched(schedule, part) for part in (own, others)) * (1 - 1 / self.threads)
+            moved = [set(moved_axes(schedule, u.statement, u.access, loop)) for u in own]
+            size = min(bytes_of_uses(schedule, part) for part in (own, others)) * (1 - 1 / self.threads)
             near = not apart and all(axes & along if spread else axes for axes in moved)
             shared += 0.0 if near else size
-            on_one += size if spread else 0.0
-        return shared, on_one
+            fetched += size if spread else 0.0
+        return shared, fetched
 
-    def _shared_along(self, schedule: Schedule, use: _Use) -> Iterator[int]:
+    def _shared_along(self, schedule: Schedule, use: Use) -> Iterator[int]:
         """The axes of an access along which threads share its statement."""
         for loop in schedule.nests[use.statement.name].names:
             if loop in self.done:
-                yield from _moved_axes(schedule, use.statement, use.access, loop)
-
-
-def _along(schedule: Schedule, copy: Statement, shared: Collection[str], threads: int) -> Schedule:
-    """A copy's loop outermost that runs along the axis of the buffer along which threads share its use."""
-    for s in schedule.program.statements:
-        loop = next((n for n in schedule.nests[s.name].names if n in shared), None)
-        if loop is None or copy.name in schedule.under(loop):
-            continue
-        for read in s.reads:
-            if read.tensor != copy.write.tensor:
-                continue
-            for axis in _moved_axes(schedule, s, read, loop):
-                return _outermost(schedule, copy, axis, PARTS * threads)
-    return schedule
-
-
-def _outermost(schedule: Schedule, copy: Statement, axis: int, parts: int) -> Schedule:
-    """A copy's serial loop along an axis outside of its other loops, apart from other pieces of the copy; where these
-    go from page to page, about as many blocks of it as there are to be `parts`, so that pieces are longer.
-    """
-    own = [n for n in schedule.nests[copy.name].names if n.startswith("ld_") and schedule.kind(n) == "serial"]
-    names = copy.write.affine_index[axis].names
-    wanted = next((n for n in own if schedule.nests[copy.name].loops[n].names & names), None)
-    if wanted is None or own[0] == wanted:
-        return schedule
-    try:
-        apart = _apart(schedule, copy.name, own[0], wanted)
-        loops = apart.nests[copy.name].names
-        around = loops[loops.index(wanted) - 1 :: -1][: own.index(wanted)]
-        size = _extent(apart, wanted) // parts
-        if size < 2 or not _in_pages(apart, copy, around):
-            return apart.reorder(wanted, *reversed(around))
-        tiled = apart.tile({wanted: size})
-        return tiled.reorder(f"{wanted}.o", *reversed(around), f"{wanted}.p")
-    except ScheduleError:
-        return schedule
-
-
-def _in_pages(schedule: Schedule, copy: Statement, loops: Sequence[str]) -> bool:
-    """Whether every step of some loops takes a copy to another page."""
-    read, nest = copy.reads[0], schedule.nests[copy.name]
-    steps = [bytes_apart(schedule.program, read, i) for n in loops for i in nest.loops[n].names]
-    return all(step is not None and step >= PAGE for step in steps if step != 0)
-
-
-def _apart(schedule: Schedule, name: str, outer: str, inner: str) -> Schedule:
-    """What lies in a loop beside an inner one in loops of its own."""
-    start = schedule.nests[name].names.index(outer)
-    places = _places(schedule, outer, inner)
-    if len(places) > 1 and (at := places.index(True)):
-        schedule = schedule.distribute(outer, at)
-        outer = schedule.nests[name].names[start]
-        places = places[at:]
-    return schedule.distribute(outer, 1) if len(places) > 1 else schedule
-
-
-def _places(schedule: Schedule, outer: str, inner: str) -> list[bool]:
-    """The things in a loop, in order: which of them holds an inner loop."""
-    found: dict[object, bool] = {}
-    for other in schedule.under(outer):
-        path = schedule.nests[other].path
-        step = path[path.index(outer) + 1]
-        found[step] = found.get(step, False) or inner in schedule.nests[other].names
-    return [*found.values()]
-
-
-def _moved_axes(schedule: Schedule, s: Statement, access: Access, loop: str) -> Iterator[int]:
-    """The subscripts of an access in which the loop takes part; of a copy that is made in every iteration those of the
-    elements that this one is about.
-    """
-    names = schedule.nests[s.name].loops[loop].names
-    if s.copies:
-        subscripts = [x for a, _ in s.accesses for x in a.affine_index if names & x.names]
-        names = names.union(*(x.names for x in subscripts))
-    for axis, subscript in enumerate(access.index):
-        if names & getattr(subscript, "names", frozenset[str]()):
-            yield axis
-
-
-def _bytes(schedule: Schedule, tensor: str) -> int:
-    """Of a tensor as often as it is filled."""
-    t = schedule.program.tensor[tensor]
-    try:
-        return t.nbytes(schedule.program.binding) * prod(max(1, _extent(schedule, loop)) for loop in t.scope)
-    except KeyError:  # a free size
-        return 0
-
-
-def _touched(schedule: Schedule, uses: Sequence[_Use]) -> int:
-    """Bytes of a tensor that some accesses touch, at the most."""
-    tensor = schedule.program.tensor[uses[0].access.tensor]
-    elements = sum(_steps(schedule, u.statement, u.access, range(tensor.rank)) for u in uses)
-    return min(_bytes(schedule, tensor.name), elements * size_bytes(tensor.dtype))
-
-
-def _steps(schedule: Schedule, s: Statement, access: Access, axes: Collection[int]) -> int:
-    """Iterations of the loops that move an access along some axes."""
-    names = schedule.nests[s.name].names
-    return prod(_extent(schedule, n) for n in names if any(a in axes for a in _moved_axes(schedule, s, access, n)))
-
-
-def _edges(schedule: Schedule, loop: str) -> float:
-    """Bytes that prefetchers fetch of what another thread writes, where threads write the same rows side by side."""
-    reached: dict[str, int] = {}
-    for name in schedule.under(loop):
-        s = schedule.program.statement[name]
-        tensor = schedule.program.tensor[s.write.tensor]
-        moved = {*_moved_axes(schedule, s, s.write, loop)}
-        if tensor.layout is not None or loop in tensor.scope or moved != {tensor.rank - 1}:
-            continue
-        rows = EDGE * _steps(schedule, s, s.write, range(tensor.rank - 1))
-        most = _touched(schedule, [_Use(s, s.write, True)]) // 2
-        reached[tensor.name] = reached.get(tensor.name, 0) + min(rows, most)
-    return float(sum(reached.values()))
-
-
-def _largest(schedule: Schedule, loop: str, extent: int) -> float:
-    """Of all that a loop does, what one iteration does at the most: of blocks the last one may be smaller."""
-    most = 1 / extent
-    for name in schedule.under(loop):
-        s, nest = schedule.program.statement[name], schedule.nests[name]
-        along = nest.loops[loop].names
-        same = [n for n in nest.names if nest.loops[n].names == along]
-        if s.copies or len(along) != 1 or same[0] != loop or not along <= {*s.iterators}:
-            continue
-        found = interval_of(schedule.program, s, *along)
-        if found is not None and found[1] >= found[0]:
-            most = max(most, prod(_extent(schedule, n) for n in same[1:]) / (found[1] - found[0] + 1))
-    return min(1.0, most)
+                yield from moved_axes(schedule, use.statement, use.access, loop)
 
 
 def _carries(schedule: Schedule, loop: str) -> bool:
     return any(True for _ in carried(schedule, loop))
-
-
-def _instances(schedule: Schedule, loop: str) -> int:
-    """Of all statements under a loop, without those whose sizes are free."""
-    return sum(prod(_extent(schedule, n) for n in schedule.nests[name].names) for name in schedule.under(loop))
-
-
-def _run(schedule: Schedule, name: str, lanes: int) -> int:
-    """Iterations of all loops of a statement, those of loops of lanes in whole vectors; 0 where a size is free."""
-    loops = {n: _extent(schedule, n) for n in schedule.nests[name].names}
-    return prod(-(-e // lanes) * lanes if schedule.kind(n) == "vector" else e for n, e in loops.items())
-
-
-def _extent(schedule: Schedule, loop: str) -> int:
-    """Iterations of a loop: the most of those that are known of the statements under it, 0 where none are."""
-    most = 0
-    for name in schedule.loop_statements[loop]:
-        s = schedule.program.statement[name]
-        found = range_of(schedule.program, s, schedule.nests[name].loops[loop])
-        if found is not None:
-            most = max(most, found[1] - found[0] + 1)
-    return most
