@@ -34,7 +34,9 @@ FILLED = 0.9  # of the lanes, by the loop along which the result is contiguous: 
 FEWEST = 4  # columns of which several rows are one vector: of two, shuffles are most of the work
 MOST_PICKED = 4  # elements from one to the next, where these are picked from whole vectors
 COPIES = 4  # times that operations take as long as copies of elements which lie apart: what these gain is guessed
-GAIN = 0.95  # of the cycles without copies, at most: closer to them, the model cannot tell
+# Of the cycles without copies, at most: closer to them, the model cannot tell; of elements that lie apart, whose lines
+# cost more than it says, any gain.
+GAIN, GAIN_APART = 0.95, 1.0
 
 
 def with_columns(program: Program, machine: Machine, threads: int) -> Program:
@@ -52,21 +54,25 @@ def with_columns(program: Program, machine: Machine, threads: int) -> Program:
     lanes = facts.lanes() if facts is not None else None
     if facts is None or lanes is None:
         return program
-    found = [join_axes(p) for p in (laid if _filled(facts, lanes) > FILLED else laid + joined) + dense]
-    moved = [_Moved(p, _copies(p, program, machine, threads), facts) for p in found]
-    best = _soonest(moved, GAIN * _least(facts)) if moved else None
+    found = [(p, GAIN) for p in (laid if _filled(facts, lanes) > FILLED else laid + joined)]
+    joint = [(join_axes(p), gain) for p, gain in (*found, *((p, GAIN_APART) for p in dense))]
+    moved = [_Moved(p, _copies(p, program, machine, threads), facts, gain) for p, gain in joint]
+    best = _soonest(moved, _least(facts)) if moved else None
     if best is None and moved:
-        best = _soonest(moved, GAIN * _cycles(facts))
+        best = _soonest(moved, _cycles(facts))
     return program if best is None else best.program
 
 
 @dataclass(frozen=True)
 class _Moved:
-    """Another program for a contraction, the cycles of its copies, and facts about the one that it is made of."""
+    """Another program for a contraction, the cycles of its copies, facts about the one that it is made of, and of that
+    one's cycles the share that it may take.
+    """
 
     program: Program
     copies: float
     source: Facts
+    gain: float
 
     @cached_property
     def facts(self) -> Facts | None:
@@ -82,14 +88,16 @@ class _Moved:
         return self.copies + (_cycles(self.facts) if self.facts is not None else inf)
 
 
-def _soonest(moved: Sequence[_Moved], limit: float) -> _Moved | None:
-    """The one that takes the fewest cycles, if these are fewer than `limit`; what takes more in any case is not rated.
+def _soonest(moved: Sequence[_Moved], cycles: float) -> _Moved | None:
+    """The one that takes the fewest cycles, if these are fewer than its share of `cycles`; what takes more in any case
+    is not rated.
     """
     best: _Moved | None = None
-    likely = [m for m in moved if m.copies + least_cycles(m.source) < limit]
+    likely = [m for m in moved if m.copies + least_cycles(m.source) < m.gain * cycles]
     for one in sorted(likely, key=lambda m: (m.least, m.copies)):
+        limit = min(one.gain * cycles, best.cycles if best is not None else inf)
         if one.least < limit and one.cycles < limit:
-            best, limit = one, one.cycles
+            best = one
     return best
 
 
