@@ -122,6 +122,7 @@ class Engine(RunByName):
     _tensors: Mapping[str, Tensor] = field(repr=False)
     _boxes: Mapping[str, tuple[int, ...]] = field(repr=False)
     _in_arrays: Mapping[str, tuple[str, int]] = field(repr=False)
+    _whole: frozenset[str] = field(repr=False)
     _lock: Lock = field(default_factory=Lock, repr=False)
 
     @property
@@ -220,7 +221,7 @@ class Engine(RunByName):
     def _plan_of_run(self) -> _Run:
         """What is the same in every run: steps in native sequences, with the addresses of all that stays."""
         from poly.codegen.kernel import Kernel
-        from poly.codegen.sequence import KernelSequence, partly_written
+        from poly.codegen.sequence import KernelSequence
 
         offsets = self.plan.offsets
         arena = {name: self._view(name, self._arena, start) for name, start in offsets.items()}
@@ -242,13 +243,8 @@ class Engine(RunByName):
             follows = compiled and bool(runs) and runs[-1][1] == k and not isinstance(single[k - 1].run, Step)
             runs[-1:] = [(runs[-1][0], k + 1)] if follows else [*runs[-1:], (k, k + 1)]
         pieces = [native(a, b) if b - a > 1 else single[a] for a, b in runs]
-        roots = {name: root for name, (root, _) in self._in_arrays.items()}
-        units = [(s.unit.kernel, [roots.get(n, n) for n in s.outputs]) for s in self.steps if s.unit is not None]
-        written = {roots.get(n, n) for s in self.steps for n in s.outputs}
-        partial = partly_written([(k, names) for k, names in units if isinstance(k, Kernel)])
-        whole = {n for k, names in units if isinstance(k, Kernel) for n in names} & written - partial
         results = tuple(
-            (t.name, fresh_empty if t.name in whole else fresh_zeros, t.extents({}), numpy_dtype(t.dtype))
+            (t.name, fresh_empty if t.name in self._whole else fresh_zeros, t.extents({}), numpy_dtype(t.dtype))
             for t in self.graph.outputs
         )
         known = memory.keys() | {t.name for t in self.graph.inputs}

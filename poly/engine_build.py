@@ -59,8 +59,15 @@ def build_engine(
     return Engine(
         replace(graph, constants={}), machine, steps, plan, *_outside(graph, steps),
         time.perf_counter() - start, work.constants(), aligned_bytes(plan.size + _beyond(grouping)), program.tensor,
-        grouping.boxes, grouping.in_arrays(),
+        grouping.boxes, grouping.in_arrays(), _whole(source),
     )  # fmt: skip
+
+
+def _whole(program: Program) -> frozenset[str]:
+    """The outputs of which statements write every element, whatever groups they are in."""
+    from poly.codegen.arguments import unwritten
+
+    return frozenset(t.name for t in program.outputs) - unwritten(program, program.outputs)
 
 
 def with_known(constants: Mapping[str, Array], known: Program | None) -> Mapping[str, Array]:

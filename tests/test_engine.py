@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 import poly
 from poly.codegen.host import host_machine
 from poly.codegen.kernel import Kernel
-from poly.engine import Unit
+from poly.engine import Engine, Unit
 from poly.engine_build import build_engine
 from poly.errors import RunError, UnsupportedError
 from poly.explainer import explain
@@ -16,6 +18,7 @@ from poly.frontend.notation import parse
 from poly.graph import Graph, Node
 from poly.machine import Machine
 from poly.program import Program
+from tests.onnx_helpers import node_model, reference
 
 
 def refuse(_program: Program, _machine: Machine) -> Unit:
@@ -79,3 +82,30 @@ def test_constants_are_no_outputs() -> None:
         with pytest.raises(RunError, match="not writable"):
             engine.run({"x": x}, out={"y": array})
     np.testing.assert_array_equal(engine.run({"x": x})["y"], x + w[::-1])
+
+
+def _integers(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).integers(-4, 5, shape).astype(np.float32)
+
+
+PIECEWISE: dict[str, tuple[str, list[np.ndarray], dict[str, Any]]] = {
+    "joined": ("Concat", [_integers(3, 5), _integers(3, 9)], {"axis": 1}),
+    "reflected": ("Pad", [_integers(4, 9), np.array([1, 2, 2, 3])], {"mode": "reflect"}),
+    "sums so far": ("CumSum", [_integers(9, 5), np.array(0)], {}),
+    "scattered": ("ScatterND", [_integers(6, 5), np.array([[4], [1]]), _integers(2, 5)], {}),
+    "four phases": ("ConvTranspose", [_integers(1, 2, 4, 4), _integers(2, 3, 4, 4)], {"strides": [2, 2]}),
+    "with gaps": ("ConvTranspose", [_integers(1, 2, 4, 4), _integers(2, 3, 1, 1)], {"strides": [2, 2]}),
+}
+
+
+@pytest.mark.parametrize("name", list(PIECEWISE))
+def test_outputs_that_groups_fill_together_are_not_cleared(name: str) -> None:
+    """Whatever was there before."""
+    operator, (first, *rest), attrs = PIECEWISE[name]
+    model, arrays = node_model(operator, [first, *rest], constant=range(1, len(rest) + 1), **attrs)
+    engine = poly.compile(poly.from_onnx(model))
+    assert isinstance(engine, Engine) and engine._whole == {"y0"}  # pyright: ignore[reportPrivateUsage]
+    wanted = reference(model, arrays)["y0"]
+    out = np.full(wanted.shape, np.nan, np.float32)
+    engine.run(arrays, out={"y0": out})
+    assert np.array_equal(out, wanted) and np.array_equal(engine.run(arrays)["y0"], wanted)
