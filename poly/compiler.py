@@ -175,12 +175,15 @@ def _is_like(source: Program, program: Program, constants: Mapping[str, Array]) 
     """Whether a program is another one after edits of the policies."""
     from poly.scheduling.cpu_program import like_another
     from poly.scheduling.shared_sums import is_in_parts
+    from poly.scheduling.thread_blocks import blocks_like
 
     text = str(source)
     if text == str(program):
         return True
-    edited = like_another(program, source, constants)
-    return any(text == str(p) or is_in_parts(source, p) or source == p for p in edited)
+    for edited in like_another(program, source, constants):
+        if text in (str(edited), str(blocks_like(edited, source))) or is_in_parts(source, edited) or source == edited:
+            return True
+    return False
 
 
 def _is_model(what: object) -> TypeGuard[onnx.ModelProto | Path]:

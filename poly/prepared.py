@@ -198,9 +198,11 @@ def _planned(program: Program, machine: Machine, threads: int, begin: _Beginning
     from poly.scheduling.cpu import schedule_for_cpu, schedule_one_by_one
     from poly.scheduling.cpu_each import schedule_each
     from poly.scheduling.shared_sums import share_sums
+    from poly.scheduling.thread_blocks import with_thread_blocks
 
     def first(program: Program, machine: Machine, threads: int) -> Schedule:
-        return schedule_for_cpu(share_sums(program, machine, threads), machine, threads, begin)
+        shared = with_thread_blocks(share_sums(program, machine, threads), machine, threads)
+        return schedule_for_cpu(shared, machine, threads, begin)
 
     refused = ""
     for make in (first, schedule_one_by_one, schedule_each):

@@ -96,7 +96,7 @@ def _at_edges(operands: Sequence[Operand], loop: Loop, threads: int) -> float:
     """
     found = 0.0
     for o in operands:
-        if o.write and o.stride(loop.iterator) == o.element:
+        if o.write and loop.iterator in o.axes[-1]:
             found += min(EDGE * (threads - 1) * float(prod(o.shape[:-1])), o.size * (1 - 1 / threads))
     return found
 

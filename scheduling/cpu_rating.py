@@ -19,7 +19,7 @@ from poly.scheduling.cpu_facts import own_capacity
 from poly.scheduling.cpu_operand import Operand
 from poly.scheduling.cpu_plan import BlockPlan, Site, tallest, window_stays
 from poly.scheduling.cpu_reuse import FREE, BlockedNest, Copied, Copy, Loop
-from poly.scheduling.cpu_shares import Numbers, Shares, blocks_shared, tiles_shared
+from poly.scheduling.cpu_shares import LATE, Numbers, Shares, blocks_shared, tiles_shared
 from poly.scheduling.cpu_ways import Way
 from poly.scheduling.cpu_ways_plan import PlannedWays
 
@@ -294,7 +294,7 @@ class RatedWays(PlannedWays):
         arrays of callers, which start anywhere.
         """
         lanes, whole = self.names[self.lanes], self.vector * operand.element
-        slides = any(lanes in axis and len(axis) > 1 for axis in operand.axes)
+        slides = any(lanes in axis and len(axis.keys() - self.blocks) > 1 for axis in operand.axes)
         foreign = self.facts.program.tensor[operand.tensor].role in ("input", "inout")
         apart = not packed and (foreign or any(operand.stride(n) % whole for n in self.extents if n != lanes))
         return 1 + whole / self.core.line if slides or apart else 1.0
@@ -368,6 +368,8 @@ class RatedWays(PlannedWays):
                 found[k] = Shares(trips, shared(whole, size, threads), grid.rest, rows, cut, copied)
             elif k >= sites["rows"]:
                 found[k] = Shares(loop.trips, rows, grid.rest, rows, cut)
+            elif loop.iterator in self.blocks:
+                found[k] = Shares(loop.trips, np.full((), (1 + LATE) / threads), np.zeros(()), rows, cut)
         return found
 
     @cached_property

@@ -15,6 +15,7 @@ MEETING_CYCLES, FITTED_REMOTE = 8000.0, 1.5
 CALL = 700.0  # cycles until a thread has its part of a loop, and has found that nothing is left
 EDGE = 256  # bytes that a prefetcher reaches over the end of a row
 UNEVEN = 0.1  # of an iteration that a slower thread still has to do when the others have taken all there were
+LATE = 0.02  # of its share that a slower thread still has to do where each has one block (0096)
 
 Value = Numbers | float
 

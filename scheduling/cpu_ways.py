@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import permutations, product
 from math import prod
 
 import numpy as np
@@ -175,15 +175,27 @@ class Ways:
         """Loops from planes that a core keeps to others, which go outside of all that indices depend on."""
         return frozenset(walks_of_planes(self.facts.program, self.update, self.facts.machine))
 
+    @cached_property
+    def blocks(self) -> frozenset[str]:
+        """Loops over a block for each thread, who packs for itself."""
+        pairs = [(axis, *order) for axis in self.operands[-1].axes if len(axis) == 2 for order in permutations(axis)]
+        found = [n for axis, n, m in pairs if axis[m] == 1 and axis[n] == self.extents[m]]
+        return frozenset(n for n in found if self.extents[n] == self.facts.threads > 1)
+
+    @cached_property
+    def outside(self) -> frozenset[str]:
+        """Loops that go outside of all that is packed."""
+        return self.walks | self.blocks
+
     # ---- ways
 
     def ways(self) -> Iterator[Way]:
         lanes = self.names[self.lanes]
-        for rows, name in enumerate(self.names if lanes not in self.walks else ()):
+        for rows, name in enumerate(self.names if lanes not in self.outside else ()):
             reads = self.operands[:-1]
             if rows == self.lanes or self.extents[name] < 2 or all(o.depends(name) for o in reads):
                 continue
-            if name in self.walks or prod(self.ranges[n] for n in self.laid_out(rows)) > LONGEST:
+            if name in self.outside or prod(self.ranges[n] for n in self.laid_out(rows)) > LONGEST:
                 continue
             if self.turned and not self._turns(rows):
                 continue
@@ -222,7 +234,7 @@ class Ways:
         if axis is None or own or len(access.index) < 2 or not operand.depends(iterator):
             return (None,)
         if not moving:
-            plain = not access.guard and self._simple(k, axis, iterator)
+            plain = not access.guard and self._simple(k, axis, iterator, once=tensor.role == "constant")
             if not plain:
                 return (None,)
             return (None, "whole") if tensor.role == "constant" else (None, "rows")
@@ -233,19 +245,23 @@ class Ways:
         apart = any(not operand.depends(n) for n in self.names if n != rows) and self._simple(k, axis, iterator)
         return (None, "lanes", "whole") if apart else (None, "lanes")
 
-    def _simple(self, k: int, axis: int, iterator: str) -> bool:
-        """Whether the subscript is the iterator alone, so that blocks of it are blocks of the tensor."""
-        return self.operands[k].axes[axis] == {iterator: 1} and self.update.accesses[k][0].index[axis] == Affine.of(
-            iterator
-        )
+    def _simple(self, k: int, axis: int, iterator: str, once: bool = True) -> bool:
+        """Whether the subscript is the iterator alone, so that blocks of it are blocks of the tensor; of what is not
+        packed `once`, but for where a thread's block begins.
+        """
+        index = self.update.accesses[k][0].index[axis]
+        if not isinstance(index, Affine):
+            return False
+        begin = [Affine.of(n) * index.coefficient(n) for n in sorted(index.names & self.blocks) if not once]
+        return index == sum(begin, Affine.of(iterator))
 
     def around(self, way: Way) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The other parallel loops: those outside of the blocks, and those that use again what is packed for lanes."""
         others = [a for a in range(len(self.names)) if a not in (way.rows, self.lanes)]
         packed = [self.operands[k] for k, site in way.packs if site == "lanes" or self._reused(way, k, site)]
-        walks = tuple(a for a in others if self.names[a] in self.walks)
-        inside = [a for a in others if a not in walks]
-        outer = walks + tuple(a for a in inside if not packed or any(o.depends(self.names[a]) for o in packed))
+        first = tuple(a for a in others if self.names[a] in self.outside)
+        inside = [a for a in others if a not in first]
+        outer = first + tuple(a for a in inside if not packed or any(o.depends(self.names[a]) for o in packed))
         return outer, tuple(a for a in others if a not in outer)
 
     def _reused(self, way: Way, k: int, site: Site) -> bool:

@@ -158,7 +158,7 @@ class PlannedWays(Ways):
         iterator = self.names[self.lanes if moving else way.rows]
         axis = axis_of(access, iterator)
         assert axis is not None
-        block = (width * self.vector if moving else height) if self._simple(k, axis, iterator) else 0
+        block = (width * self.vector if moving else height) if self._simple(k, axis, iterator, site == "whole") else 0
         if moving and access.guard:
             block = 0
         order = self._order(access, axis, first=block > 0)

@@ -35,6 +35,7 @@ from poly.scheduling.cpu_shares import FITTED_REMOTE, MEETING_CYCLES
 from poly.scheduling.groups import domain_box
 from poly.scheduling.joined_axes import axes_apart, with_sizes
 from poly.scheduling.row_groups import groups_for
+from poly.scheduling.thread_blocks import blocks_like
 
 FEWEST_PARTS, MOST_PARTS = 2, 4  # for each thread: who is late has less left to do, or there is less to add up
 FEW: Final = 5  # elements that threads read in common for one of the parts, which is stored and read again, at least
@@ -63,7 +64,7 @@ def share_sums(program: Program, machine: Machine, threads: int) -> Program:
 
 
 def is_in_parts(program: Program, whole: Program) -> bool:
-    """Whether a program is another one with some of its reductions in parts."""
+    """Whether a program is another one with some of its reductions in parts, others in blocks for threads."""
     found = with_sizes(whole)
     if found is None:
         return False
@@ -75,7 +76,7 @@ def is_in_parts(program: Program, whole: Program) -> bool:
         count = parts.shape[0]
         if count.is_constant and 0 < count.constant <= loop.size:
             found = in_parts(found, loop.in_parts(count.constant))
-    return str(found) == str(program)
+    return str(blocks_like(found, program)) == str(program)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,122 @@
+"""One block for each thread: a parallel loop of a contraction as two, of which the outer one has as many iterations as
+there are threads and goes outside of all that is packed.
+
+`C[i,j] += A[i,k]*B[k,j]` on two threads: where they share i inside of a block of j, they meet after B is packed for
+both, and fetch what the other one packed; where they share j they write the same rows. With `i = n*t + i'` each thread
+packs for itself what its rows need, and nothing travels. See docs/decisions/0096.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from poly.machine import Machine
+from poly.program import Program, Statement, default_path
+from poly.scheduling.block_loops import in_blocks
+from poly.scheduling.cpu import POLICIES
+from poly.scheduling.cpu_contract import best_rated, contraction_of, least_of_plans
+from poly.scheduling.cpu_core import remote_rate
+from poly.scheduling.cpu_facts import Facts, facts_of
+from poly.scheduling.cpu_plan import BlockPlan
+from poly.scheduling.cpu_shares import MEETING_CYCLES
+from poly.scheduling.groups import Group, bare, domain_box
+from poly.scheduling.row_groups import groups_for
+
+FEWEST = 8  # iterations of a block, at least: about a register tile
+GAIN = 0.98  # of the cycles without blocks, at most: closer to them, the model cannot tell
+SLOW = 4  # bytes a cycle of what another core wrote: where they come faster, it costs little to share what is packed
+
+
+def with_thread_blocks(program: Program, machine: Machine, threads: int) -> Program:
+    """The program with a block for each thread in those of its contractions that are sooner done so, by the model."""
+    if threads == 1 or machine.kind != "cpu" or remote_rate(machine) > SLOW:
+        return program
+    if not any(s.combiner is not None for s in program.statements):
+        return program
+    if any(s.external is not None or s.path != default_path(k, s.iterators) for k, s in enumerate(program.statements)):
+        return program
+    for group in groups_for(program, machine, threads):
+        if _is_contraction(program, group, machine, threads):
+            program = _soonest(program, group, machine, threads)
+    return program
+
+
+def blocks_like(program: Program, other: Program) -> Program:
+    """What `with_thread_blocks` gives where it chooses as for another program."""
+    statements = list(program.statements)
+    if len(statements) != len(other.statements):
+        return program
+    for k, (s, found) in enumerate(zip(statements, other.statements, strict=True)):
+        fast = next((i for i in found.iterators if i not in s.iterators), None)
+        if s.name != found.name or fast is None or len(found.iterators) != len(s.iterators) + 1:
+            continue
+        name = found.iterators[found.iterators.index(fast) - 1]
+        box = domain_box(other, found, (fast,))
+        apart = in_blocks(program, s, k, name, box[0][1] + 1) if box is not None and name in s.iterators else None
+        statements[k] = apart or s
+    return replace(program, statements=tuple(statements))
+
+
+def _is_contraction(program: Program, group: Group, machine: Machine, threads: int) -> bool:
+    """Whether a group is left to the policy for contractions."""
+    reductions = [s for s in group.statements if s.combiner is not None]
+    if group.box is None or group.parts or len(reductions) != 1 or len(reductions[0].reads) < 2:
+        return False
+    recognised = (p for p in POLICIES if p.recognise is contraction_of or p.recognise(program, group, machine, threads))
+    return next((p.recognise is contraction_of for p in recognised), False)
+
+
+def _soonest(program: Program, group: Group, machine: Machine, threads: int) -> Program:
+    """The program with blocks of a loop of a group where the model gives it fewer cycles so."""
+    facts = facts_of(program, group, machine, threads)
+    lanes = facts.lanes()
+    best = best_rated(facts, lanes) if lanes is not None else None
+    apart = _in_blocks(program, facts) if best is not None else None
+    if best is None or apart is None:
+        return program
+    again = next(g for g in groups_for(apart, machine, threads) if {*g.names} & {*group.names})
+    if {*again.names} != {*group.names} or not _is_contraction(apart, again, machine, threads):
+        return program
+    limit = GAIN * (best.cycles - _without_meetings(best.plan))
+    turned = best.plan.lanes != lanes
+    return apart if _is_sooner(facts_of(apart, again, machine, threads), limit, turned) else program
+
+
+def _without_meetings(plan: BlockPlan) -> float:
+    """Cycles of meetings that the model counts, though the pieces of rows of what is not packed need none (0056)."""
+    return 0.0 if plan.packs else (len(plan.strips[0].rows) - 1) * MEETING_CYCLES
+
+
+def _is_sooner(facts: Facts, limit: float, turned: bool) -> bool:
+    """Whether the model gives a contraction fewer cycles than a limit, `turned`: also by tiles turned in registers,
+    which it rates too well to take them where there were none.
+    """
+    lanes = facts.lanes()
+    if lanes is None or least_of_plans(facts, lanes) >= limit:
+        return False
+    best = best_rated(facts, lanes)
+    return best is not None and best.cycles < limit and (turned or best.plan.lanes == lanes)
+
+
+def _in_blocks(program: Program, facts: Facts) -> Program | None:
+    """The program with blocks of a group's longest parallel loop, in all of its statements; not of the loop along which
+    the result is contiguous, as threads would write the same rows side by side. None where there is no such loop.
+    """
+    update, group, threads = facts.update, facts.group, facts.threads
+    assert update is not None
+    rows = {bare(i) for i in update.write.affine_index[:-1]}
+    axes = [a for a, n in enumerate(group.axes[update.name]) if n in rows and not facts.extents[a] % threads]
+    axis = max(axes, key=lambda a: facts.extents[a], default=None)
+    size = facts.extents[axis] // threads if axis is not None else 0
+    if axis is None or size < FEWEST:
+        return None
+    cut = [_cut(program, k, group, axis, size) for k in range(len(program.statements))]
+    statements = tuple(s for s in cut if s is not None)
+    return replace(program, statements=statements) if len(statements) == len(cut) else None
+
+
+def _cut(program: Program, position: int, group: Group, axis: int, size: int) -> Statement | None:
+    """A statement with blocks of a group's loop, itself where it is of another group; None where that cannot be."""
+    s = program.statements[position]
+    return in_blocks(program, s, position, group.axes[s.name][axis], size) if s.name in group.names else s
+
