@@ -10,13 +10,13 @@ stores wait for that at every page, and ask ahead (docs/decisions/0022).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from poly.affine import var
 from poly.dtypes import size_bytes
 from poly.machine import Machine
 from poly.program import Program, Tensor
-from poly.scheduling.cpu_core import last_capacity, last_share
+from poly.scheduling.cpu_core import core_of, last_capacity, last_share
 from poly.scheduling.cpu_edits import pieces_of
 from poly.scheduling.cpu_facts import (
     BYTES_AHEAD,
@@ -24,6 +24,7 @@ from poly.scheduling.cpu_facts import (
     bytes_touched,
     functions_in,
     own_capacity,
+    widest_element,
 )
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
@@ -32,6 +33,8 @@ LEAST_RUN = 256  # bytes of whole lines that leave one after the other: shorter 
 MUCH_READ = 0.75  # bytes read for one that is written
 FAR = 3  # times what a core's own caches hold: so much written over and over comes from further away each time
 LITTLE_READ = 0.25  # bytes read for one that is written
+STEPS_AHEAD = 8  # of the innermost loop that is not laid out, mostly about 2 KiB
+LONG_ROW = 1024  # bytes of a row that is asked for by such steps, where the last cache is slow
 LEAST_ROW = 1024  # bytes along the lanes: at its ends a row may leave lines in part to others, which costs a read
 
 
@@ -101,25 +104,53 @@ def _stored_past(schedule: Schedule, names: Iterable[str], results: Collection[s
 
 
 def written_far(schedule: Schedule, group: Group, machine: Machine, threads: int) -> Schedule:
-    """Mark the vector loops of a scheduled group for what it writes beyond the caches, or only to the last one."""
-    return _written_ahead(written_past(schedule, group, machine, threads), group, machine)
+    """Mark the vector loops of a scheduled group for what it writes beyond the caches, or only to the last one, and for
+    what functions wait for.
+    """
+    schedule, functions = written_past(schedule, group, machine, threads), functions_in(group.statements)
+    afar = core_of(machine, widest_element(schedule.source, group.statements)).afar > 0
+    touched = bytes_touched(schedule.source, group.statements)
+    if functions:
+        waits = afar and touched > threads * own_capacity(machine)
+        return _asked_by_step(schedule, group) if waits else schedule
+    return _written_ahead(schedule, group, machine, afar)
 
 
-def _written_ahead(schedule: Schedule, group: Group, machine: Machine) -> Schedule:
+def _asked_by_step(schedule: Schedule, group: Group) -> Schedule:
+    """Let the vector loops of assignments ask for what they read and write some steps of the loop around later: while
+    functions are computed, a core begins few of the loads of the next steps.
+    """
+    for name in pieces_of(schedule, group):
+        s, loops = schedule.program.statement[name], schedule.nests[name].names
+        step, plain = _step_of(schedule, loops), s.combiner is None and not any(a.indirect for a, _ in s.accesses)
+        if plain and step and schedule.kind(loops[-1]) == "vector":
+            schedule = schedule.prefetch(loops[-1], step, STEPS_AHEAD)
+    return schedule
+
+
+def _written_ahead(schedule: Schedule, group: Group, machine: Machine, afar: bool) -> Schedule:
     """Let the vector loops of a scheduled group of assignments ask for lines of a result that the last cache holds."""
     program = schedule.program
     touched = bytes_touched(program, group.statements)
     targets = {s.write.tensor for s in group.statements if s.combiner is None}
     written = sum(t.nbytes(program.binding) for t in program.tensors if t.name in targets)
     far = own_capacity(machine) * FAR < touched <= last_capacity(machine)
-    if not far or touched - written > written * LITTLE_READ or functions_in(group.statements):
+    if not far or touched - written > written * LITTLE_READ:
         return schedule
     for name in pieces_of(schedule, group):
-        rows = _rows_written(schedule, name)
-        vector = schedule.nests[name].names[-1] if rows is not None else ""
+        rows, loops = _rows_written(schedule, name), schedule.nests[name].names
+        vector = loops[-1] if rows is not None else ""
         if rows is not None and schedule.kind(vector) == "vector" and not schedule.marks[vector].nontemporal:
-            schedule = schedule.prefetch(vector, rows[0], -(-BYTES_AHEAD // rows[1]))
+            if afar and rows[1] >= LONG_ROW:
+                schedule = schedule.prefetch(vector, _step_of(schedule, loops), STEPS_AHEAD)
+            else:
+                schedule = schedule.prefetch(vector, rows[0], -(-BYTES_AHEAD // rows[1]))
     return schedule
+
+
+def _step_of(schedule: Schedule, loops: Sequence[str]) -> str:
+    """The innermost of some loops that is not laid out, "" where there is none."""
+    return next((n for n in reversed(loops) if schedule.kind(n) == "serial"), "")
 
 
 def _rows_written(schedule: Schedule, name: str) -> tuple[str, int] | None:

@@ -185,6 +185,18 @@ def test_results_in_the_last_cache_are_asked_for() -> None:
     assert asked("C[i, j] = exp(A[i] * B[j])", A=(2048,), B=(1024,)) == {}
 
 
+def test_what_functions_wait_for_is_asked_for_where_the_last_cache_is_slow() -> None:
+    """Some steps ahead; and so are long rows that are only written. Not from near caches."""
+    mesh = replace(SKYLAKE, engines=(replace(SKYLAKE.engines[0], cost={**SKYLAKE.engines[0].cost, "afar": 1}),))
+    text = "y[i, j] = exp(x[i, j])"
+    assert asked(text, mesh, x=(512, 1024)) == {"y_set": ("j.o", 8)}
+    assert asked(text, mesh, x=(64, 1024)) == asked(text, SKYLAKE, x=(512, 1024)) == {}
+    assert asked("y[i, j] = 2*x[i, j]", mesh, x=(512, 1024)) == {}
+    outer = "y[i, j] = a[i] + b[j]"
+    assert asked(outer, mesh, a=(1024,), b=(1024,)) == {"y_set": ("j.o", 8)}
+    assert asked(outer, mesh, a=(8192,), b=(128,)) == asked(outer, SKYLAKE, a=(8192,), b=(128,)) == {"y_set": ("i", 16)}
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_asking_ahead_changes_no_result(threads: int) -> None:
     a, b = np.arange(700, dtype=np.float32), np.arange(1201, dtype=np.float32)
