@@ -48,19 +48,12 @@ def with_columns(program: Program, machine: Machine, threads: int) -> Program:
     rows = rows_of(program)
     if rows is not None and _fill(rows, machine):
         return rows.joined()
-    laid, joined = [*laid_results(program)], [way.joined() for way in columns_of(program)]
-    dense = [*_worth_it(program, machine, threads)]
-    facts = _facts(program, machine, threads) if laid or joined or dense else None
-    lanes = facts.lanes() if facts is not None else None
-    if facts is None or lanes is None:
-        return program
-    found = [(p, GAIN) for p in (laid if _filled(facts, lanes) > FILLED else laid + joined)]
-    joint = [(join_axes(p), gain) for p, gain in (*found, *((p, GAIN_APART) for p in dense))]
-    moved = [_Moved(p, _copies(p, program, machine, threads), facts, gain) for p, gain in joint]
-    best = _soonest(moved, _least(facts)) if moved else None
-    if best is None and moved:
-        best = _soonest(moved, _cycles(facts))
-    return program if best is None else best.program
+    moved = _moved(program, machine, threads)
+    # Where one takes less than every plan of the program as it is takes in any case, none of these is rated.
+    for cycles in (_least, _cycles) if moved else ():
+        if (best := _soonest(moved, cycles(moved[0].source))) is not None:
+            return best.program
+    return program
 
 
 @dataclass(frozen=True)
@@ -86,6 +79,19 @@ class _Moved:
     @cached_property
     def cycles(self) -> float:
         return self.copies + (_cycles(self.facts) if self.facts is not None else inf)
+
+
+def _moved(program: Program, machine: Machine, threads: int) -> list[_Moved]:
+    """The programs that can be better than this one."""
+    laid, joined = [*laid_results(program)], [way.joined() for way in columns_of(program)]
+    dense = [*_worth_it(program, machine, threads)]
+    facts = _facts(program, machine, threads) if laid or joined or dense else None
+    lanes = facts.lanes() if facts is not None else None
+    if facts is None or lanes is None:
+        return []
+    found = [(p, GAIN) for p in (laid if _filled(facts, lanes) > FILLED else laid + joined)]
+    joint = [(join_axes(p), gain) for p, gain in (*found, *((p, GAIN_APART) for p in dense))]
+    return [_Moved(p, _copies(p, program, machine, threads), facts, gain) for p, gain in joint]
 
 
 def _soonest(moved: Sequence[_Moved], cycles: float) -> _Moved | None:
