@@ -33,7 +33,7 @@ from poly.scheduling.laid_results import laid_results
 FILLED = 0.9  # of the lanes, by the loop along which the result is contiguous: good enough
 FEWEST = 4  # columns of which several rows are one vector: of two, shuffles are most of the work
 MOST_PICKED = 4  # elements from one to the next, where these are picked from whole vectors
-COPIES = 4  # times that operations take as long as copies of elements which lie apart: what these gain is guessed
+COPIES = 2  # times that operations take as long as copies of elements which lie apart: what these gain is guessed
 # Of the cycles without copies, at most: closer to them, the model cannot tell; of elements that lie apart, whose lines
 # cost more than it says, any gain.
 GAIN, GAIN_APART = 0.95, 1.0
