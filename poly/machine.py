@@ -66,7 +66,10 @@ _LEAST: Final[Mapping[str, int]] = {
     "clock_mhz": 1, "cores": 1, "capacity": 1, "align": 1, "banks": 1, "bytes_per_cycle": 0, "latency": 0, "line": 0,
     "rows": 0, "cols": 0, "lanes": 0, "setup": 0, "fill": 0,
 }  # fmt: skip
-_LEAST_COST: Final[Mapping[str, int]] = {"fma": 1, "load": 1, "store": 1, "issue": 1, "remote": 1}  # of rates; else 0
+# Of rates, and what numbers are divided by; else 0
+_LEAST_COST: Final[Mapping[str, int]] = {
+    "fma": 1, "load": 1, "store": 1, "issue": 1, "latency": 1, "overlap": 1, "remote": 1, "guarded": 1,
+}  # fmt: skip
 _ALWAYS_SAID: Final = ("kind", "clock_mhz", "cores", "align", "banks")  # when printed: what one edits, or looks for
 T = TypeVar("T")
 

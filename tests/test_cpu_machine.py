@@ -127,7 +127,10 @@ def test_numbers_of_a_description_mean_something(old: str, new: str, message: st
         machine_of_table(tomllib.loads(text.replace(old, new)), "mine.toml")
 
 
-@pytest.mark.parametrize("row", [{"cost": 5}, {"dots": [1]}, {"dots": [["dot4", 0]]}, {"cost": {"fma": 0}}])
+@pytest.mark.parametrize("row", [
+    {"cost": 5}, {"dots": [1]}, {"dots": [["dot4", 0]]}, {"cost": {"fma": 0}}, {"cost": {"latency": 0}},
+    {"cost": {"overlap": 0}}, {"cost": {"guarded": 0}},
+])  # fmt: skip
 def test_numbers_of_a_core_mean_something(row: dict[str, object]) -> None:
     engine = {"name": "core", "kind": "core", "lanes": 8, **row}
     table = {"schema": 1, "name": "x", "kind": "cpu", "memory": [{"name": "dram", "kind": "dram"}], "engine": [engine]}
