@@ -25,8 +25,8 @@ def _value(node: ast.expr, sizes: Mapping[str, int]) -> int | None:
     match node:
         case ast.Name(name):
             return sizes.get(name)
-        case ast.Constant(int(value)):
-            return int(value)
+        case ast.Constant(int(value)) if not isinstance(value, bool):
+            return value
         case ast.BinOp(left, operator, right):
             a, b = _value(left, sizes), _value(right, sizes)
             if a is None or b is None:

@@ -70,6 +70,9 @@ FORMS: Final[Mapping[str, Form]] = {
     "copysign": Form("-abs(x) if y < 0 or 1 / y < 0 else abs(x)", _XY),
     "signbit": Form("x < 0 or 1 / x < 0"),
     "trunc": Form("ceil(x) if x < 0 else floor(x)"), "fix": Form("ceil(x) if x < 0 else floor(x)"),
+    "fmax": Form("y if x != x else x if y != y else max(x, y)", _XY),  # of numbers, if one is
+    "fmin": Form("y if x != x else x if y != y else min(x, y)", _XY),
+    "heaviside": Form("x if x != x else 0 if x < 0 else 1 if x > 0 else y", _XY),
     "clip": Form("min(max(x, low), high)", ("x", "low", "high")),
     "isnan": Form("x != x"), "isinf": Form("abs(x) == inf"), "isfinite": Form("abs(x) < inf"),
 }  # fmt: skip
