@@ -15,7 +15,7 @@ from poly.program import Program, Statement, default_path
 from poly.scheduling.block_loops import in_blocks
 from poly.scheduling.cpu import POLICIES
 from poly.scheduling.cpu_contract import best_rated, contraction_of, least_of_plans
-from poly.scheduling.cpu_core import remote_rate
+from poly.scheduling.cpu_core import own_share, remote_rate
 from poly.scheduling.cpu_facts import Facts, facts_of
 from poly.scheduling.cpu_plan import BlockPlan
 from poly.scheduling.cpu_shares import MEETING_CYCLES
@@ -104,15 +104,26 @@ def _in_blocks(program: Program, facts: Facts) -> Program | None:
     """
     update, group, threads = facts.update, facts.group, facts.threads
     assert update is not None
+    if any(a.indirect for s in group.statements for a, _ in s.accesses):
+        return None
     rows = {bare(i) for i in update.write.affine_index[:-1]}
     axes = [a for a, n in enumerate(group.axes[update.name]) if n in rows and not facts.extents[a] % threads]
     axis = max(axes, key=lambda a: facts.extents[a], default=None)
     size = facts.extents[axis] // threads if axis is not None else 0
-    if axis is None or size < FEWEST:
+    if axis is None or size < FEWEST or _is_large(program, update, group.axes[update.name][axis], facts.machine):
         return None
     cut = [_cut(program, k, group, axis, size) for k in range(len(program.statements))]
     statements = tuple(s for s in cut if s is not None)
     return replace(program, statements=statements) if len(statements) == len(cut) else None
+
+
+def _is_large(program: Program, update: Statement, loop: str, machine: Machine) -> bool:
+    """Whether more than a core's own last cache keeps is read by all iterations of a loop: each thread would fetch it
+    from the last one, or from memory, whose pace they share.
+    """
+    common = [r for r in update.reads if not any(loop in i.names for i in r.affine_index)]
+    kept = own_share(machine.own_caches[-1].capacity or 0) if machine.own_caches else 0
+    return max((program.tensor[r.tensor].nbytes(program.binding) for r in common), default=0) > kept
 
 
 def _cut(program: Program, position: int, group: Group, axis: int, size: int) -> Statement | None:

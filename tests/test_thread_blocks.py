@@ -53,6 +53,16 @@ def test_where_other_cores_lines_come_fast_what_is_packed_is_shared() -> None:
     assert blocks_of(product("C[i,j] += A[i,k] * B[k,j]", FLAT), machine=AVX512) == []
 
 
+def test_what_a_core_does_not_keep_is_packed_once() -> None:
+    """B is 4.8 MB, of which each thread would fetch all from the last cache."""
+    assert blocks_of(product("C[i,j] += A[i,k] * B[k,j]", {"A": (600, 1000), "B": (1000, 1200)})) == []
+
+
+def test_rows_that_indices_choose_are_not_cut() -> None:
+    program = poly.parse("C[i,j] += A[I[i],k] * B[k,j]", dtypes={"I": "i32"}, A=(99, 16), I=(512,), B=(16, 512))
+    assert with_thread_blocks(program, MESH, 2) is program
+
+
 def test_a_batch_is_shared_as_it_is() -> None:
     program = product("C[b,i,j] += A[b,i,k] * B[b,k,j]", {"A": (8, 64, 64), "B": (8, 64, 64)})
     assert blocks_of(program) == []
