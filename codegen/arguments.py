@@ -13,7 +13,7 @@ from poly.dtypes import Array, numpy_dtype
 from poly.errors import PolyError, RunError
 from poly.given_arrays import check_shape, typed
 from poly.interp_arrays import pack, solved_extent
-from poly.pointers import LARGE, aligned_zeros, fresh_empty, fresh_zeros
+from poly.pointers import LARGE, aligned_zeros, fresh_empty, fresh_zeros, on_lines
 from poly.program import Program, Tensor
 from poly.relations import access_map, bound_domain, box
 from poly.sets import fix_sizes
@@ -75,7 +75,7 @@ def constant_memory(tensor: Tensor, array: object, sizes: Mapping[str, int]) -> 
     """The memory of a constant: the caller's own array only where nobody can write to it. Raises as `constant` does."""
     kept = pack(tensor, sizes, constant(tensor, array, sizes))
     if not kept.flags.writeable:
-        return kept
+        return on_lines(kept)
     copy = aligned_zeros(kept.shape, kept.dtype)
     np.copyto(copy, kept)
     copy.flags.writeable = False

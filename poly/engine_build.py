@@ -16,7 +16,7 @@ from poly.frontend.onnx_reference import external_by_numpy
 from poly.graph import Graph
 from poly.interp import run_program
 from poly.machine import Machine
-from poly.pointers import aligned_bytes
+from poly.pointers import aligned_bytes, on_lines
 from poly.prepared import package_hash, pickled, read_pickle
 from poly.program import Program
 from poly.scheduling.cpu_program import for_cpu, model_for_cpu
@@ -186,7 +186,8 @@ class Build:
         so that none of it can be the `out` of a run."""
         used = dict.fromkeys(name for step in self.steps for name in step.inputs)
         computed = in_order_of_use(self.computed, [*used], self.machine)
-        found = {n: a.view() for n, a in {**self.given, **computed}.items() if n in used}
+        given = {n: on_lines(a) for n, a in self.given.items() if n in used}
+        found = {n: a.view() for n, a in {**given, **computed}.items() if n in used}
         for array in found.values():
             array.flags.writeable = False
         return found

@@ -9,7 +9,7 @@ import numpy as np
 
 from poly.dtypes import Array
 from poly.machine import Machine
-from poly.pointers import fresh_empty
+from poly.pointers import aligned_bytes
 
 
 def streaming(machine: Machine, constants: Mapping[str, Array]) -> Machine:
@@ -30,7 +30,7 @@ def in_order_of_use(arrays: dict[str, Array], used: Sequence[str], machine: Mach
     line, near = machine.line, machine.nearest_cache
     names = sorted(dict.fromkeys(n for n in used if n in arrays), key=lambda n: arrays[n].nbytes > near)
     size = sum(-(-arrays[n].nbytes // line) * line for n in names)
-    memory, start, found = fresh_empty((size,), np.dtype(np.uint8)), 0, dict[str, Array]()
+    memory, start, found = aligned_bytes(size), 0, dict[str, Array]()
     for n in names:
         array = np.ascontiguousarray(arrays.pop(n))
         found[n] = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)

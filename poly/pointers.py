@@ -48,6 +48,15 @@ def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype[np.generic], align: in
     return _aligned(np.zeros, shape, dtype, align)
 
 
+def on_lines(array: Array) -> Array:
+    """The array, or an aligned copy: vectors of what is read again and again are lines then, not parts of two."""
+    if array.nbytes < ALIGN or not address(array) % ALIGN:
+        return array
+    memory = aligned_bytes(array.nbytes).view(array.dtype).reshape(array.shape)
+    memory[...] = array
+    return memory
+
+
 def fresh_zeros(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
     """A new result of zeros. A large one starts at a line of cache, where stores may go past the caches."""
     return aligned_zeros(shape, dtype) if _size(shape, dtype) >= LARGE else np.zeros(shape, dtype)

@@ -17,6 +17,7 @@ from poly.engine_build import Build, CompileUnit, Cut, with_known
 from poly.errors import CapacityError, ScheduleError, UnsupportedError
 from poly.graph import Graph, SizedGraph
 from poly.machine import Machine
+from poly.pointers import on_lines
 from poly.program import Program, Tensor
 from poly.scheduling.axis_orders import reordered
 from poly.scheduling.cpu_program import model_for_cpu
@@ -54,7 +55,8 @@ def build_sized_engine(
             if graph.literal is None:
                 raise
     seconds = time.perf_counter() - start
-    return SizedEngine(graph, machine, built.steps, literal, built.tensors, built.constants, seconds)
+    constants = {n: on_lines(a) for n, a in built.constants.items()}
+    return SizedEngine(graph, machine, built.steps, literal, built.tensors, constants, seconds)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from poly.explainer import explain
 from poly.frontend.notation import parse
 from poly.graph import Graph, Node
 from poly.machine import Machine
+from poly.pointers import address
 from poly.program import Program
 from tests.onnx_helpers import node_model, reference
 
@@ -109,3 +110,16 @@ def test_outputs_that_groups_fill_together_are_not_cleared(name: str) -> None:
     out = np.full(wanted.shape, np.nan, np.float32)
     engine.run(arrays, out={"y0": out})
     assert np.array_equal(out, wanted) and np.array_equal(engine.run(arrays)["y0"], wanted)
+
+
+def test_constants_start_at_lines() -> None:
+    """Given ones that are read as they lie, those that are computed of them, and packed ones."""
+    random = np.random.default_rng(0)
+    weights = [random.random(shape).astype(np.float32) for shape in ((1, 64, 32), (1, 64, 16), (1, 128))]
+    model, arrays = node_model("LSTM", [_integers(5, 1, 32), *weights], constant=[1, 2, 3], outputs=3, hidden_size=16)
+    engine = poly.compile(poly.from_onnx(model))
+    assert isinstance(engine, Engine)
+    found = [address(a) for a in engine.constants.values() if a.nbytes >= 64]
+    assert len(found) > 2 and not any(at % 64 for at in found)
+    wanted = reference(model, arrays)
+    assert all(np.abs(array - wanted[name]).max() < 1e-5 for name, array in engine.run(arrays).items())
