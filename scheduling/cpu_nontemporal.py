@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from poly.affine import var
+from poly.affine import FloorDiv, var
 from poly.dtypes import size_bytes
 from poly.machine import Machine
 from poly.program import Program, Tensor
@@ -154,13 +154,16 @@ def _step_of(schedule: Schedule, loops: Sequence[str]) -> str:
 
 
 def _rows_written(schedule: Schedule, name: str) -> tuple[str, int] | None:
-    """The innermost serial loop of an assignment that is one of its iterators, and the bytes between what neighbouring
-    iterations write; None where there is none, or they write the same.
+    """The innermost serial loop of an assignment that is one of its iterators, or else goes over blocks of one, and the
+    bytes between what neighbouring iterations write; None where there is none, or they write the same.
     """
     s, nest = schedule.program.statement[name], schedule.nests[name]
-    found = [n for n in nest.names if schedule.kind(n) == "serial" and nest.loops[n] in map(var, s.iterators)]
-    if s.combiner is not None or not found:
+    serial = [n for n in nest.names if schedule.kind(n) == "serial"]
+    found = [n for n in serial if nest.loops[n] in map(var, s.iterators)] or serial
+    if s.combiner is not None or not found or len(nest.loops[found[-1]].names) != 1:
         return None
-    (iterator,) = nest.loops[found[-1]].names
+    value = nest.loops[found[-1]]
+    (iterator,) = value.names
+    block = next((atom.divisor for atom, _ in value.terms if isinstance(atom, FloorDiv)), 1)
     step = bytes_apart(schedule.program, s.write, iterator)
-    return (found[-1], step) if step else None
+    return (found[-1], step * block) if step else None

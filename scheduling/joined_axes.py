@@ -25,7 +25,7 @@ from poly.scheduling.groups import bare, domain_box
 from poly.scheduling.wraps import wraps_apart
 
 # Bytes, of lines as nearly all machines have them: a program has the same axes on each.
-SHORT = 8 * USUAL_LINE  # rows that are whole lines, or no shorter than this, fill vectors as they are
+SHORT = 8 * USUAL_LINE  # rows that are whole lines, or no shorter and turned elsewhere, fill vectors as they are
 REPEATS = (2, 4, 8)  # elements: longer repeats are vectors' worth, 32 of a byte are slower joined
 MANY = 4 << 20  # that no core holds near: rows between its lines cost more than loops that are cut unevenly
 Axis = tuple[str, int]  # a tensor, and the first of two axes
@@ -42,7 +42,7 @@ class _Joins:
 
 def join_axes(program: Program) -> Program:
     """The program with as few axes as possible where it has a reduction; one of assignments alone with fewer where rows
-    are no whole lines, and short, or turned and whole lines when joined.
+    are no whole lines, and are short, or the last axis of all tensors, or turned and whole lines when joined.
     """
     literal = with_sizes(program) if _is_plain(program) else None
     if literal is None:
@@ -151,16 +151,19 @@ def _joins(program: Program) -> _Joins | None:
             joins = _spread(program, s, pair)
             if joins is None or not _are_whole(program, joins, {n: box or () for n, box in boxes.items()}):
                 continue
-            if not assigns or _short(program, joins) or _turned_to_lines(program, joins):
+            if not assigns or _ragged(program, joins) or _turned_to_lines(program, joins):
                 return joins
     return None
 
 
-def _short(program: Program, joins: _Joins) -> bool:
-    """Whether rows are short and no whole lines."""
+def _ragged(program: Program, joins: _Joins) -> bool:
+    """Whether rows are no whole lines: short ones, or any that all tensors have along their last axis. Vectors that
+    begin with a line in one row do in all when these are joined.
+    """
     tensors = [(program.tensor[t], d) for t, d in joins.axes]
     lengths = {t.shape[d + 1].constant * size_bytes(t.dtype) for t, d in tensors}
-    return any(n % USUAL_LINE and n < SHORT for n in lengths)
+    in_place = all(d + 2 == t.rank for t, d in tensors)
+    return any(n % USUAL_LINE and (in_place or n < SHORT) for n in lengths)
 
 
 def _turned_to_lines(program: Program, joins: _Joins) -> bool:
