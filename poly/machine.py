@@ -137,6 +137,8 @@ class Engine:
             _check_number(f"lanes of {name}", value, 1, where)
         if self.kind in ("core", "vector"):
             _check_number("lanes", self.lanes, 1, where)
+        if self.kind == "core" and self.lanes & (self.lanes - 1):  # LLVM aligns vectors to what they hold, or ends
+            raise MachineError(f"lanes is {self.lanes}", where=where, hint="a power of 2")
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,9 @@ class Machine:
     def _check_kind(self) -> None:
         """Numbers that every machine needs, or this kind of machine."""
         _check_numbers(self, f"machine {self.name}")
+        if self.kind == "cpu" and self.registers is not None and self.registers.capacity == 1:
+            hint = "two at least: a sum and what is added"
+            raise MachineError("capacity is 1", where=f"memory {self.registers.name}", hint=hint)
         if self.kind == "accelerator" and self.cores != 1:
             hint = "cores = 1; what works at the same time are engines"
             raise MachineError("an accelerator has one core", where=f"machine {self.name}", hint=hint)

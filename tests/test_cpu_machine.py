@@ -129,14 +129,21 @@ def test_numbers_of_a_description_mean_something(old: str, new: str, message: st
 
 @pytest.mark.parametrize("row", [
     {"cost": 5}, {"dots": [1]}, {"dots": [["dot4", 0]]}, {"cost": {"fma": 0}}, {"cost": {"latency": 0}},
-    {"cost": {"overlap": 0}}, {"cost": {"guarded": 0}},
+    {"cost": {"overlap": 0}}, {"cost": {"guarded": 0}}, {"lanes": 3}, {"lanes": 24},
 ])  # fmt: skip
 def test_numbers_of_a_core_mean_something(row: dict[str, object]) -> None:
     engine = {"name": "core", "kind": "core", "lanes": 8, **row}
     table = {"schema": 1, "name": "x", "kind": "cpu", "memory": [{"name": "dram", "kind": "dram"}], "engine": [engine]}
     with pytest.raises(MachineError):
         machine_of_table(table, "mine.toml")
-    assert machine_of_table({**table, "engine": [{**engine, "cost": {"near": 0}, "dots": []}]}).lanes(4) == 8
+    usual = {**engine, "cost": {"near": 0}, "dots": [], "lanes": 8}
+    assert machine_of_table({**table, "engine": [usual]}).lanes(4) == 8
+
+
+def test_a_core_has_two_registers_at_least() -> None:
+    memories = Memory("main", None, "dram"), Memory("reg", 1, "register")
+    with pytest.raises(MachineError, match="memory reg: capacity is 1"):
+        Machine("one", "cpu", memories, (Engine("core", "core", lanes=8),))
 
 
 @pytest.mark.parametrize(("kind", "name", "hint"), [
