@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Final, Generic, TypeVar
 
 from poly.errors import PolyError, ScheduleError
@@ -211,6 +212,12 @@ POLICIES: Final = (
     Policy(handed_of, schedule_handed),
     Policy(tiles_of, schedule_tiles),
 )
+
+
+def left_to_contractions(program: Program, group: Group, machine: Machine, threads: int) -> bool:
+    """Whether none of `POLICIES` before the one for contractions recognises a group."""
+    before = takewhile(lambda policy: policy.recognise is not contraction_of, POLICIES)
+    return all(policy.recognise(program, group, machine, threads) is None for policy in before)
 
 
 def schedule_group(schedule: Schedule, group: Group, machine: Machine, threads: int) -> Schedule:

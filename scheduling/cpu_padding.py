@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from poly.machine import Machine
 from poly.program import Program, Statement
-from poly.scheduling.cpu import POLICIES
-from poly.scheduling.cpu_contract import best_rated, contraction_of, other_lanes
+from poly.scheduling.cpu import left_to_contractions
+from poly.scheduling.cpu_contract import best_rated, other_lanes
 from poly.scheduling.cpu_core import core_of
 from poly.scheduling.cpu_facts import facts_of, widest_element
 from poly.scheduling.filled_sums import with_filled_sums
@@ -128,11 +128,8 @@ def _contraction(program: Program, group: Group, machine: Machine, threads: int)
     """What the model gives a group that is left to the policy for contractions."""
     if group.box is None or not group.axes:
         return None
-    for policy in POLICIES:
-        if policy.recognise is contraction_of:
-            break
-        if policy.recognise(program, group, machine, threads) is not None:
-            return None
+    if not left_to_contractions(program, group, machine, threads):
+        return None
     facts = facts_of(program, group, machine, threads)
     lanes = facts.lanes()
     best = None if lanes is None else best_rated(facts, lanes)

@@ -13,8 +13,8 @@ from dataclasses import replace
 from poly.machine import Machine
 from poly.program import Program, Statement, default_path
 from poly.scheduling.block_loops import in_blocks
-from poly.scheduling.cpu import POLICIES
-from poly.scheduling.cpu_contract import best_rated, contraction_of, least_of_plans
+from poly.scheduling.cpu import left_to_contractions
+from poly.scheduling.cpu_contract import best_rated, least_of_plans
 from poly.scheduling.cpu_core import own_share, remote_rate
 from poly.scheduling.cpu_facts import Facts, facts_of
 from poly.scheduling.cpu_plan import BlockPlan
@@ -62,8 +62,7 @@ def _is_contraction(program: Program, group: Group, machine: Machine, threads: i
     reductions = [s for s in group.statements if s.combiner is not None]
     if group.box is None or group.parts or len(reductions) != 1 or len(reductions[0].reads) < 2:
         return False
-    recognised = (p for p in POLICIES if p.recognise is contraction_of or p.recognise(program, group, machine, threads))
-    return next((p.recognise is contraction_of for p in recognised), False)
+    return left_to_contractions(program, group, machine, threads)
 
 
 def _soonest(program: Program, group: Group, machine: Machine, threads: int) -> Program:
