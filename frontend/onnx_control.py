@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, cast
 import numpy as np
 
 from poly.dtypes import Array
-from poly.errors import RunError
+from poly.errors import OnnxError, RunError
 from poly.frontend.onnx_reference import captured_names
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _attribute(node: onnx.NodeProto, name: str) -> onnx.AttributeProto:
     for attribute in node.attribute:
         if attribute.name == name:
             return attribute
-    raise RunError(f"has no attribute {name}", where=f"{node.op_type} ({node.name})")
+    raise OnnxError(f"it has no attribute {name}", where=f"node {node.output[0]!r} ({node.op_type})")
 
 
 def int_attribute(node: onnx.NodeProto, name: str) -> int:
