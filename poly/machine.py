@@ -70,6 +70,7 @@ _LEAST: Final[Mapping[str, int]] = {
 _LEAST_COST: Final[Mapping[str, int]] = {
     "fma": 1, "load": 1, "store": 1, "issue": 1, "latency": 1, "overlap": 1, "remote": 1, "guarded": 1,
 }  # fmt: skip
+_LONGEST_ELEMENT: Final = 8  # bytes
 _ALWAYS_SAID: Final = ("kind", "clock_mhz", "cores", "align", "banks")  # when printed: what one edits, or looks for
 T = TypeVar("T")
 
@@ -179,6 +180,10 @@ class Machine:
     def _check_kind(self) -> None:
         """Numbers that every machine needs, or this kind of machine."""
         _check_numbers(self, f"machine {self.name}")
+        short = next((m for m in self.memories if 0 < m.line < _LONGEST_ELEMENT), None)
+        if self.kind == "cpu" and short is not None:
+            hint = f"{_LONGEST_ELEMENT} at least: a line holds an element"
+            raise MachineError(f"line is {short.line}", where=f"memory {short.name}", hint=hint)
         if self.kind == "cpu" and self.registers is not None and self.registers.capacity == 1:
             hint = "two at least: a sum and what is added"
             raise MachineError("capacity is 1", where=f"memory {self.registers.name}", hint=hint)

@@ -140,6 +140,14 @@ def test_numbers_of_a_core_mean_something(row: dict[str, object]) -> None:
     assert machine_of_table({**table, "engine": [usual]}).lanes(4) == 8
 
 
+@pytest.mark.parametrize("line", [1, 4, 7])
+def test_a_line_holds_an_element(line: int) -> None:
+    """How many it holds is divided by."""
+    memories = Memory("main", None, "dram", line=64), Memory("l1", 32768, "cache", line=line)
+    with pytest.raises(MachineError, match=f"memory l1: line is {line}"):
+        Machine("short", "cpu", memories, (Engine("core", "core", lanes=8),))
+
+
 def test_a_core_has_two_registers_at_least() -> None:
     memories = Memory("main", None, "dram"), Memory("reg", 1, "register")
     with pytest.raises(MachineError, match="memory reg: capacity is 1"):
