@@ -119,8 +119,6 @@ class Packing:
                     others, lane, extent = [*others, f"{lane}.o"], f"{lane}.p", size
             schedule = schedule.tile({fast: side})
             return self._square(schedule, pack, copy, [*others, f"{fast}.o", f"{fast}.p", lane])
-        if extent > pack.block:
-            return self._blocks_first(schedule, copy, lane, pack, extents)[0]
         schedule = ordered(schedule.tile({fast: side}), copy, [*others, f"{fast}.o", lane, f"{fast}.p"])
         depth = schedule.nests[copy].names.index(lane)  # pieces share the loops around: threads meet once
         schedule, pieces = whole_blocks(schedule, copy, depth, extent, vector)

@@ -153,6 +153,21 @@ def test_a_copy_across_has_squares_to_the_last_lane(columns: int, rows: list[int
     run(program, plan)
 
 
+@pytest.mark.parametrize(("columns", "rows"), [(48, [8]), (40, [8]), (43, [8, 3]), (29, [8, 5])])
+def test_a_copy_across_of_several_blocks_has_squares_to_the_last_lane(columns: int, rows: list[int]) -> None:
+    """A whole operand in blocks of 16 lanes, where that is what is packed; squares lie in one block each."""
+    program = poly.parse(TRANSPOSED, A=(24, 12), B=(columns, 24))
+    facts = facts_on(program, AVX2)
+    choice = rated_ways(facts, 1)
+    way = next(w for w in choice.ways() if w.packs == ((1, "lanes"),) and not w.lanes_outside)
+    plan = choice.plan(way, 6, 2, 1, 0, 0)
+    plan = replace(plan, packs=tuple(replace(p, site="whole", block=16) for p in plan.packs))
+    schedule = block_group(unchecked(Schedule(program)), facts.group, plan, AVX2)
+    tiles = [t for t in schedule.program.tensors if t.space == "reg" and t.origin == "B"]
+    assert [t.shape[0].constant for t in tiles] == rows
+    run(program, plan)
+
+
 def test_partial_sums_go_through_memory() -> None:
     program = poly.parse(GEMM, A=(13, 50), B=(50, 24))
     facts = facts_on(program)
