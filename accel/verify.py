@@ -74,7 +74,9 @@ def require_verified(stream: CommandStream, machine: Machine) -> None:
     errors = [f for f in verify(stream, machine) if f.severity == "error"]
     if errors:
         shown = "\n  ".join(map(str, errors[:5]))
-        raise StreamError(f"{counted(len(errors), 'error')}\n  {shown}", where=f"stream {stream.name}")
+        unwritten = all(f.code == "output" for f in errors)
+        hint = "a statement in front that sets every element, as y[i] = 0 where 0 <= i < 8" if unwritten else None
+        raise StreamError(f"{counted(len(errors), 'error')}\n  {shown}", where=f"stream {stream.name}", hint=hint)
 
 
 def _check_static(stream: CommandStream, machine: Machine) -> Iterator[Finding]:

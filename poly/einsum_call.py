@@ -298,7 +298,8 @@ def _path(optimize: Optimize | None) -> bool | str | tuple[object, ...]:
 
 def _checked(out: object) -> Array:
     if not isinstance(out, np.ndarray):
-        raise ArgumentTypeError(f"out is {type(out).__name__}, no array", hint="numpy.from_dlpack(out)")
+        hint = "numpy.from_dlpack(out)" if hasattr(out, "__dlpack__") else "numpy.empty(shape, dtype)"
+        raise ArgumentTypeError(f"out is {type(out).__name__}, no array", hint=hint)
     if not out.flags.writeable:
         raise ArgumentError("out is read-only", hint="an array of its own: numpy.empty(shape, dtype)")
     return out

@@ -179,6 +179,8 @@ def make_plan(spec: str, operands: tuple[Signature, ...], options: Options, out:
         return Fallback(spec, options, result.dtype)
     if _name(result.dtype) not in _COMPILED:
         hint = "dtype=float, casting='unsafe' computes with their values" if result.dtype.kind == "O" else None
+        if hint is None and np.can_cast(result.dtype, np.float32):
+            hint = "dtype='float32' computes with their values"
         message = f"arrays of {result.dtype} have no compiled form"
         raise ArgumentTypeError(message, where=f"einsum {spec!r}", hint=hint)
     plan = _compiled(equation, steps, operands, result, out, options.threads)

@@ -51,7 +51,8 @@ def sample(array: Signature) -> Array:
     try:
         return np.lib.stride_tricks.as_strided(np.zeros((), array.dtype), array.shape, array.strides)
     except TypeError as error:  # a dtype that numpy itself knows too little of
-        raise ArgumentTypeError(f"arrays of {array.dtype} have no compiled form") from error
+        text = f"arrays of {array.dtype} have no compiled form"
+        raise ArgumentTypeError(text, hint="convert the operands, as x.astype('float32')") from error
 
 
 def steps_of(

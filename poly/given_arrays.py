@@ -76,7 +76,7 @@ def check_shape(tensor: Tensor, array: Array, expected: tuple[int, ...], what: s
     text = f"{what} {tensor.name} has shape {list(array.shape)}, expected {list(expected)}"
     hint = f"an array of shape {expected}"
     if all(e.is_constant for e in tensor.shape):
-        hint += "; other shapes are another program: parse it with those of all its inputs"
+        hint += "; other shapes are another program: parse it with those of all its inputs, a nest in its annotations"
     else:
         text += f" from [{', '.join(map(str, tensor.shape))}]"
     turned = array.ndim == 2 and array.shape[::-1] == expected

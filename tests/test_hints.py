@@ -110,6 +110,8 @@ MISTAKES: list[tuple[str, str, str]] = [
     ("poly.compile(program, target='machin.toml')", "a path that there is", "# there is no description to name"),
     ("poly.compile(parse('y[i] = x[i]', x=('N',)), 's16')", "program.bind(N=64)",
      "(lambda program: poly.compile({}, 's16'))(parse('y[i] = x[i]', x=('N',)))"),
+    ("poly.compile(parse('y[i] = x[i-1] + x[i+1]', x=(8,)), 's16')", "y[i] = 0 where 0 <= i < 8",
+     "poly.compile(parse('{}; y[i] = x[i-1] + x[i+1] where 1 <= i < 7', x=(8,)), 's16')"),
     # calls
     ("kernel(m)", "kernel(A, B)", "(lambda A, B: {})(m, m)"),
     ("kernel(A=m, D=m)", "kernel(A, B)", "(lambda A, B: {})(m, m)"),
