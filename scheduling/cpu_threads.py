@@ -46,7 +46,9 @@ from poly.scheduling.schedule import Schedule
 LEAST_PROGRAM: Final = 3000.0  # of a whole program with everything in the first cache
 LEAST_NEST: Final = 6500.0  # of one run of a nest of no group, were its instances elements that are moved
 EVEN: Final = 1.05  # of the least time of a nest: where a loop takes no longer, none inside is better
-BETTER: Final = 1.02  # of what a loop spares: as much is worth sharing several loops inside instead
+# Of what a loop spares: as much is worth sharing several loops inside instead; more of one that has an iteration for
+# each thread, as blocks that each packs for itself (`thread_blocks`).
+BETTER, BETTER_THAN_BLOCKS = 1.02, 1.1
 STREAMED_CYCLES, SCALAR = 0.4, 8.0  # of an element that is moved; factor without lanes
 
 
@@ -193,7 +195,8 @@ class _Sharing:
                 return _Shared(saved, (loop,))
             saved = 0.0
         inside = self._best(schedule, names, level + 1, reached * max(1, extent_of(schedule, loop)))
-        if saved and BETTER * saved >= inside.saved and not _carries(schedule, loop):
+        better = BETTER_THAN_BLOCKS if extent_of(schedule, loop) == self.threads else BETTER
+        if saved and better * saved >= inside.saved and not _carries(schedule, loop):
             return _Shared(saved, (loop,))
         return inside
 

@@ -73,9 +73,10 @@ def test_the_loop_along_which_the_result_is_contiguous_stays_whole() -> None:
     assert blocks_of(program) == []
 
 
-def test_what_is_packed_is_a_threads_own() -> None:
+@pytest.mark.parametrize("shapes", [FLAT, {"A": (2000, 100), "B": (100, 100)}])
+def test_what_is_packed_is_a_threads_own(shapes: dict[str, tuple[int, ...]]) -> None:
     """The packed buffer lives inside of the loop that threads share, which is the outermost; nothing is shared else."""
-    program = product("C[i,j] += A[i,k] * B[k,j]", FLAT)
+    program = product("C[i,j] += A[i,k] * B[k,j]", shapes)
     kernel = poly.compile(program, threads=2)
     schedule = kernel.schedule
     assert schedule is not None
