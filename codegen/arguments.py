@@ -10,13 +10,12 @@ import numpy as np
 from poly.codegen.call import Expected
 from poly.document import counted
 from poly.dtypes import Array, numpy_dtype
-from poly.errors import PolyError, RunError
+from poly.errors import RunError
 from poly.given_arrays import check_shape, typed
 from poly.interp_arrays import pack, solved_extent
 from poly.pointers import LARGE, aligned_zeros, fresh_empty, fresh_zeros, on_lines
 from poly.program import Program, Tensor
-from poly.relations import access_map, bound_domain, box
-from poly.sets import fix_sizes
+from poly.relations import writes_all
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -40,22 +39,7 @@ def expected_arrays(
 
 def unwritten(program: Program | None, outputs: Sequence[Tensor]) -> frozenset[str]:
     """The outputs that may have elements which no statement writes."""
-    return frozenset(t.name for t in outputs if program is None or not _written(program, t))
-
-
-def _written(program: Program, tensor: Tensor) -> bool:
-    everything = box(tensor.name, tensor.shape, program.parameters).intersect_params(program.context)
-    left = fix_sizes(everything, program.binding)
-    try:
-        for s in program.statements:
-            if s.external is not None or s.write.tensor != tensor.name or s.write.indirect:
-                continue
-            relation = access_map(s, s.write, program.parameters)
-            relation = fix_sizes(relation, program.binding).intersect_domain(bound_domain(program, s))
-            left = left.subtract(relation.range())
-        return left.is_empty()
-    except PolyError:
-        return False
+    return frozenset(t.name for t in outputs if program is None or not writes_all(program, t))
 
 
 def plain(array: Array) -> Array:

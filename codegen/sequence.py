@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from poly.codegen.call import Record
 from poly.codegen.kernel import Kernel
@@ -58,17 +58,3 @@ class KernelSequence:
             if isinstance(error, IndexRangeError):
                 error.position = words[1]
             raise error
-
-
-def partly_written(calls: Iterable[tuple[Kernel, Sequence[str]]]) -> frozenset[str]:
-    """Of what kernels write, by the names of their outputs: tensors whose first writer leaves elements out."""
-    seen: set[str] = set()
-    found: set[str] = set()
-    for kernel, names in calls:
-        for tensor, name in zip(kernel.outputs, names, strict=True):
-            if name not in seen and (tensor.name in kernel.partial or tensor.is_input):
-                found.add(name)
-            seen.add(name)
-    return frozenset(found)
-
-

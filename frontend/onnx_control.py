@@ -142,7 +142,9 @@ def _attribute(node: onnx.NodeProto, name: str) -> onnx.AttributeProto:
     for attribute in node.attribute:
         if attribute.name == name:
             return attribute
-    raise OnnxError(f"it has no attribute {name}", where=f"node {node.output[0]!r} ({node.op_type})")
+    hint = f"a {node.op_type} needs it: export the model again"
+    label = next(iter(node.output), node.name)
+    raise OnnxError(f"it has no attribute {name!r}", where=f"node {label!r} ({node.op_type})", hint=hint)
 
 
 def int_attribute(node: onnx.NodeProto, name: str) -> int:

@@ -19,6 +19,7 @@ from poly.machine import Machine
 from poly.pointers import aligned_bytes, on_lines
 from poly.prepared import package_hash, pickled, read_pickle
 from poly.program import Program
+from poly.relations import writes_all
 from poly.scheduling.cpu_program import for_cpu, model_for_cpu
 from poly.scheduling.group_programs import canonical_names
 from poly.scheduling.grouping import Grouping, group_program
@@ -59,15 +60,13 @@ def build_engine(
     return Engine(
         replace(graph, constants={}), machine, steps, plan, *_outside(graph, steps),
         time.perf_counter() - start, work.constants(), aligned_bytes(plan.size + _beyond(grouping)), program.tensor,
-        grouping.boxes, grouping.in_arrays(), _whole(source),
+        grouping.boxes, grouping.in_arrays(), whole_outputs(source),
     )  # fmt: skip
 
 
-def _whole(program: Program) -> frozenset[str]:
-    """The outputs of which statements write every element, whatever groups they are in."""
-    from poly.codegen.arguments import unwritten
-
-    return frozenset(t.name for t in program.outputs) - unwritten(program, program.outputs)
+def whole_outputs(program: Program) -> frozenset[str]:
+    """The outputs of which statements write every element, whatever groups they are in: no run clears them."""
+    return frozenset(t.name for t in program.outputs if writes_all(program, t))
 
 
 def with_known(constants: Mapping[str, Array], known: Program | None) -> Mapping[str, Array]:

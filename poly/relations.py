@@ -9,7 +9,8 @@ import islpy as isl
 
 from poly.affine import Affine, Constraint, FloorDiv, Var, var
 from poly.coefficients import conditions_of, relation_of, set_of
-from poly.program import Access, Program, Statement
+from poly.errors import PolyError
+from poly.program import Access, Program, Statement, Tensor
 from poly.sets import OUT, PARAM, SET, affine_of_pw, fix_sizes, header, interval, kept_by_name
 
 
@@ -213,3 +214,19 @@ def box(name: str, extents: Sequence[Affine], parameters: Sequence[str]) -> isl.
     places = zip(names, extents, strict=True)
     bounds = [c for n, e in places for c in (Constraint(var(n)), Constraint(e - 1 - var(n)))]
     return set_of(bounds, names, parameters, name)
+
+
+def writes_all(program: Program, tensor: Tensor) -> bool:
+    """Whether statements surely write every element of a tensor, for all sizes that are not known."""
+    everything = box(tensor.name, tensor.shape, program.parameters).intersect_params(program.context)
+    left = fix_sizes(everything, program.binding)
+    try:
+        for s in program.statements:
+            if s.external is not None or s.write.tensor != tensor.name or s.write.indirect:
+                continue
+            relation = access_map(s, s.write, program.parameters)
+            relation = fix_sizes(relation, program.binding).intersect_domain(bound_domain(program, s))
+            left = left.subtract(relation.range())
+        return left.is_empty()
+    except PolyError:
+        return False

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from poly.dtypes import Array
 from poly.engine import Engine
-from poly.engine_build import Build, CompileUnit, Cut, with_known
+from poly.engine_build import Build, CompileUnit, Cut, whole_outputs, with_known
 from poly.errors import CapacityError, ScheduleError, UnsupportedError
 from poly.graph import Graph, SizedGraph
 from poly.machine import Machine
@@ -45,9 +45,10 @@ def build_sized_engine(
     `compile_unit`: for a group of items, whose constants are arguments.
     """
     start = time.perf_counter()
-    built = _Built((), {}, {})
+    built, whole = _Built((), {}, {}), frozenset[str]()
     if machine.kind == "cpu":
         program = graph.to_program()
+        whole = whole_outputs(program)
         try:
             found = _of_items(graph, program, machine, compile_unit, threads, progress) if compile_unit else None
             built = found or _of_any_sizes(graph, program, compile_kernel, progress)
@@ -56,7 +57,7 @@ def build_sized_engine(
                 raise
     seconds = time.perf_counter() - start
     constants = {n: on_lines(a) for n, a in built.constants.items()}
-    return SizedEngine(graph, machine, built.steps, literal, built.tensors, constants, seconds)
+    return SizedEngine(graph, machine, built.steps, literal, built.tensors, constants, seconds, whole)
 
 
 @dataclass(frozen=True)

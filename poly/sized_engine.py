@@ -85,6 +85,7 @@ class SizedEngine(RunByName):
     tensors: Mapping[str, Tensor] = field(repr=False)
     constants: Mapping[str, Array] = field(repr=False)
     seconds: float = 0.0
+    _whole: frozenset[str] = field(default=frozenset(), repr=False)
     _prepared: OrderedDict[Key, _Prepared | None] = field(
         default_factory=OrderedDict[Key, "_Prepared | None"], repr=False
     )
@@ -113,15 +114,6 @@ class SizedEngine(RunByName):
     def _fixed(self) -> dict[str, int]:
         """Where the constants are."""
         return {name: a.ctypes.data for name, a in self.constants.items()}
-
-    @cached_property
-    def _whole(self) -> frozenset[str]:
-        """The outputs of which steps write every element."""
-        from poly.codegen.sequence import partly_written
-
-        calls = [(step.kernel, step.outputs) for step in self.steps]
-        written = frozenset(name for _, names in calls for name in names)
-        return written - partly_written(calls) - {t.name for t in self.graph.inputs} - self.constants.keys()
 
     @cached_property
     def _given_back(self) -> Mapping[str, Array]:

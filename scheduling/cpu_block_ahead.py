@@ -14,6 +14,7 @@ from poly.relations import bound_domain
 from poly.scheduling.asked_copies import copies_into
 from poly.scheduling.cpu_block_steps import Steps
 from poly.scheduling.cpu_core import core_of
+from poly.scheduling.cpu_edits import results_asked
 from poly.scheduling.cpu_facts import BYTES_AHEAD, bytes_apart, from_afar, own_capacity, reduction_extents
 from poly.scheduling.cpu_plan import BlockPlan, Pack
 from poly.scheduling.groups import Group
@@ -167,15 +168,9 @@ class Ahead:
         core, update = core_of(self.machine, 1), next(s for s in self.group.statements if s.combiner is not None)
         steps = prod(reduction_extents(schedule.source, update, self.group.axes[update.name]).values())
         bound_by_memory = steps / core.fma < core.line / core.caches[-1].rate
-        if not core.afar or bound_by_memory or schedule.kind(tiles) != "serial":
+        if not core.afar or bound_by_memory:
             return schedule
-        for name in schedule.under(tiles):
-            s, lanes = schedule.program.statement[name], schedule.nests[name].names[-1]
-            target = schedule.program.tensor[s.write.tensor]
-            far = not target.scope and target.nbytes(schedule.program.binding) > own_capacity(self.machine)
-            if s.combiner is None and far and schedule.kind(lanes) == "vector" and schedule.marks[lanes].ahead is None:
-                schedule = schedule.prefetch(lanes, tiles, TILES_AHEAD)
-        return schedule
+        return results_asked(schedule, tiles, TILES_AHEAD, own_capacity(self.machine))
 
     def _reduction_loops(self, schedule: Schedule, name: str) -> tuple[list[str], list[str]]:
         """Loops of a statement's nest along its reduction, and those of them that are not laid out."""

@@ -300,3 +300,18 @@ def _edges_apart(schedule: Schedule, tensor: str, buffer: str, vector: int) -> S
     for piece in padding:
         schedule = in_vectors(schedule, f"{copy}.{last}{piece}", wide, vector, FEW_VECTORS)
     return in_vectors(schedule, f"{copy}.{last}{part}", length, vector, FEW_VECTORS)
+
+
+def results_asked(schedule: Schedule, tiles: str, ahead: int = 1, more_than: int = 0) -> Schedule:
+    """What the iterations of a serial loop store in vectors to whole tensors of more than so many bytes is asked for
+    some iterations ahead.
+    """
+    if schedule.kind(tiles) != "serial":
+        return schedule
+    for name in schedule.under(tiles):
+        s, lanes = schedule.program.statement[name], schedule.nests[name].names[-1]
+        target = schedule.program.tensor[s.write.tensor]
+        far = not target.scope and target.nbytes(schedule.program.binding) > more_than
+        if s.combiner is None and far and schedule.kind(lanes) == "vector" and schedule.marks[lanes].ahead is None:
+            schedule = schedule.prefetch(lanes, tiles, ahead)
+    return schedule

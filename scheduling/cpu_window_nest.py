@@ -24,6 +24,7 @@ from poly.scheduling.cpu_edits import (
     in_vectors,
     loop_of,
     loops_of_copy,
+    results_asked,
     unrolled,
 )
 from poly.scheduling.cpu_window import Window
@@ -104,18 +105,7 @@ class Windows(Composition):
                 schedule = self._reduced(schedule, update)
             if w.asks_ahead and not w.copied and schedule.kind(tiles) == "serial":
                 schedule = schedule.prefetch(vectors, tiles)
-        return self._results_asked(schedule, around[depth + 1]) if w.asks_results else schedule
-
-    def _results_asked(self, schedule: Schedule, tiles: str) -> Schedule:
-        """What the tiles of a loop store to memory asks for what the next one does."""
-        if schedule.kind(tiles) != "serial":
-            return schedule
-        for name in schedule.under(tiles):
-            s, lanes = schedule.program.statement[name], schedule.nests[name].names[-1]
-            stores = s.combiner is None and not schedule.program.tensor[s.write.tensor].scope
-            if stores and schedule.kind(lanes) == "vector" and schedule.marks[lanes].ahead is None:
-                schedule = schedule.prefetch(lanes, tiles)
-        return schedule
+        return results_asked(schedule, around[depth + 1]) if w.asks_results else schedule
 
     def _vectors_apart(
         self, schedule: Schedule, names: Sequence[str], depth: int, vectors: int

@@ -80,13 +80,6 @@ def shape_of(program: Program, group: Group, update: Statement) -> Shape | None:
     )  # fmt: skip
 
 
-def may_share_rows(placed: Mapping[str, str], taps: Mapping[str, int], lanes: str) -> bool:
-    """Whether a window is of few points and slides along the lanes, so that its neighbours there share what they take
-    from a row. `placed`: the parallel loop beside each reduction iterator, `taps`: the extents of these.
-    """
-    return prod(taps.values()) <= MOST_TAPS and lanes in placed.values()
-
-
 def suits(group: Group, update: Statement) -> bool:
     """Whether loops start at 0, and every statement writes its parallel loops as they are, lanes last."""
     assert group.box is not None

@@ -20,7 +20,7 @@ from poly.affine import Affine, var
 from poly.expr import Read
 from poly.program import Access, Program, Statement, Tensor, box_domain, unused_name
 from poly.scheduling.contraction import names_of
-from poly.scheduling.cpu_window_shape import MOST_TAPS, may_share_rows
+from poly.scheduling.cpu_window_shape import MOST_TAPS
 from poly.scheduling.sums import alone, ranges_of, start_of, touched_by, with_statements
 
 SPARED = 2  # of so many operations one at least, where windows are small: a tensor between is written and read
@@ -45,10 +45,12 @@ class _Window:
 
     @property
     def shares_rows(self) -> bool:
-        """Whether it is left to `cpu_window`: along two axes, whose rows it takes from one load."""
-        placed = {element: place for place, element in self.axes.values()}
-        taps = {element: self.ranges[element] for element in placed}
-        return len(placed) == 2 and may_share_rows(placed, taps, str(self.statement.write.affine_index[-1]))
+        """Whether it is left to `cpu_window`: of few points along two axes, one of them the lanes', whose neighbours
+        take what they share of a row from one load.
+        """
+        places = [place for place, _ in self.axes.values()]
+        lanes = str(self.statement.write.affine_index[-1])
+        return len(places) == 2 and self.elements <= MOST_TAPS and lanes in places
 
     @property
     def read(self) -> Access:

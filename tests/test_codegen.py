@@ -33,6 +33,7 @@ from tests.loop_trees import Case, at, cases, compute, inside, loop, tensor
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 HOST = host_machine()
+X86_64 = pytest.mark.skipif(not HOST.triple.startswith("x86_64"), reason="the host is no x86-64")
 LANES = HOST.lanes(4)
 MULTIPLY = apply("mul", Read(0), Read(1))
 PLAIN = ["f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "bool"]
@@ -305,7 +306,7 @@ def test_any_bits_of_narrow_floats(dtype: str, name: str) -> None:
         np.testing.assert_array_equal(np.signbit(found[known]), np.signbit(expected[known]))
 
 
-@pytest.mark.skipif(not HOST.triple.startswith("x86_64"), reason="the host is no x86-64")
+@X86_64
 @pytest.mark.parametrize(
     ("name", "halves"), [("add", True), ("div", True), ("max", True), ("lt", True), ("sqrt", True), ("exp", False)]
 )
@@ -799,7 +800,7 @@ def test_host_and_other_cpus() -> None:
         compile_object("", machine_of_features("x", (), "nonsense-unknown-none", {}, 1, 1))
 
 
-@pytest.mark.skipif(not HOST.triple.startswith("x86_64"), reason="the host is no x86-64")
+@X86_64
 def test_other_x86_cpus() -> None:
     """The oldest one runs here too: no AVX, no fused multiply-add. The widest is only compiled."""
     oldest = machine_of_features("x86-64", ("sse2",), HOST.triple, {1: 32768}, 1, 1000)

@@ -23,6 +23,19 @@ def parsed(text: str, x: tuple[int, ...] = (40, 5), dtype: str = "f32") -> Progr
     return poly.parse(text, dtypes={"x": dtype}, **shapes)
 
 
+def check_joined(text: str, shape: tuple[int, int]) -> None:
+    """`f` is made nowhere, and `y` is the same."""
+    program = parsed(text, shape)
+    joined = with_maps_joined(program)
+    assert "f" not in joined.tensor and len(joined.statements) < len(program.statements)
+    random = np.random.default_rng(0)
+    given = {n: random.integers(-4, 5, program.tensor[n].extents({})) for n in program.tensor if n in "xb"}
+    arrays = {n: a.astype("f4") for n, a in given.items()}
+    expected = run_program(program, arrays)["y"]
+    assert np.array_equal(run_program(joined, arrays)["y"], expected)
+    assert np.allclose(poly.compile(program, threads=1)(**arrays), expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", ["u8", "f16", "f32"])
 @pytest.mark.parametrize("shape", [(40, 5), (3, 50), (33, 47)])
 @pytest.mark.parametrize(
@@ -57,15 +70,7 @@ def test_one_statement_has_the_same_results(text: str, shape: tuple[int, int], d
     ],
 )
 def test_sums_of_one_statement_have_the_same_results(text: str, shape: tuple[int, int]) -> None:
-    program = parsed(text, shape)
-    joined = with_maps_joined(program)
-    assert "f" not in joined.tensor and len(joined.statements) < len(program.statements)
-    random = np.random.default_rng(0)
-    given = {n: random.integers(-4, 5, program.tensor[n].extents({})) for n in program.tensor if n in "xb"}
-    arrays = {n: a.astype("f4") for n, a in given.items()}
-    expected = run_program(program, arrays)["y"]
-    assert np.array_equal(run_program(joined, arrays)["y"], expected)
-    assert np.allclose(poly.compile(program, threads=1)(**arrays), expected, rtol=1e-6)
+    check_joined(text, shape)
 
 
 @pytest.mark.parametrize(
@@ -78,15 +83,7 @@ def test_sums_of_one_statement_have_the_same_results(text: str, shape: tuple[int
 )
 @pytest.mark.parametrize("shape", [(40, 5), (3, 50), (33, 47)])
 def test_products_read_copies_where_they_lie(text: str, shape: tuple[int, int]) -> None:
-    program = parsed(text, shape)
-    joined = with_maps_joined(program)
-    assert "f" not in joined.tensor and len(joined.statements) < len(program.statements)
-    random = np.random.default_rng(0)
-    given = {n: random.integers(-4, 5, program.tensor[n].extents({})) for n in program.tensor if n in "xb"}
-    arrays = {n: a.astype("f4") for n, a in given.items()}
-    expected = run_program(program, arrays)["y"]
-    assert np.array_equal(run_program(joined, arrays)["y"], expected)
-    assert np.allclose(poly.compile(program, threads=1)(**arrays), expected, rtol=1e-6)
+    check_joined(text, shape)
 
 
 @pytest.mark.parametrize("last", ["y[c,p] = t10[c,p]", "y[c] += t10[c,p]*t10[c,p]"])
