@@ -38,7 +38,8 @@ from poly.settings import MOST_CORES, MOST_SPIN, last_core, spin_seconds, worker
 SPIN_SECONDS: Final = 100e-6  # several calls' distance in a loop over small kernels, little on a busy machine
 _FUTEX: Final = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
 _EXPORTS: Final = (
-    "polyloom.block", "polyloom.boxes", "polyloom.run", "polyloom.sequence", "polyloom.stop", "polyloom.forked",
+    "polyloom.block", "polyloom.boxes", "polyloom.run", "polyloom.sequence", "polyloom.placed", "polyloom.stop",
+    "polyloom.forked",
 )  # fmt: skip
 
 
@@ -47,7 +48,7 @@ class Pool:
 
     `run` is `i64 (ptr entry, ptr args, i64 parts)`: call `entry(args, part, parts, team)` on `parts` threads and give 0
     or the smallest status as an unsigned number. `sequence` is an entry that runs a list of entries, see
-    `team_ir.SEQUENCE`.
+    `team_ir.SEQUENCE`, `placed` one that first writes down what a call gives, see `team_ir.PLACES`.
     """
 
     def __init__(self) -> None:
@@ -56,7 +57,7 @@ class Pool:
         self._linked = link(compile_object(pool_ir(machine.triple, number), machine), _EXPORTS)
         at = self._linked.addresses
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._linked))  # code of running threads is never unloaded
-        self.run, self.sequence = at["polyloom.run"], at["polyloom.sequence"]
+        self.run, self.sequence, self.placed = (at[f"polyloom.{name}"] for name in ("run", "sequence", "placed"))
         self._block, self._boxes = at["polyloom.block"], at["polyloom.boxes"]
         self._stop = ctypes.CFUNCTYPE(None, ctypes.c_int32)(at["polyloom.stop"])
         self._forked = ctypes.CFUNCTYPE(None)(at["polyloom.forked"])

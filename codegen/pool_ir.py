@@ -17,7 +17,7 @@ from poly.codegen import team_ir
 from poly.codegen.host import is_arm, is_x86
 from poly.codegen.ir_text import expanded, numbers_of
 from poly.codegen.staff_ir import NOBODY_TEXT, STAFF_TEXT
-from poly.codegen.team_ir import MEET_TEXT, SEQUENCE_TEXT, SHARE, TAKE_TEXT
+from poly.codegen.team_ir import MEET_TEXT, PLACED_TEXT, SEQUENCE_TEXT, SHARE, TAKE_TEXT
 
 MAX_THREADS: Final = 256
 BOX: Final = 128  # bytes of a worker's box
@@ -49,7 +49,7 @@ def pool_ir(triple: str, futex: int) -> str:
     elif is_arm(triple):
         pause, declared = "call void @llvm.aarch64.hint(i32 1)", "declare void @llvm.aarch64.hint(i32)\n"
     text = declared + _STATE + _WAIT + TAKE_TEXT + MEET_TEXT + _WORKER + (STAFF_TEXT if futex else NOBODY_TEXT)
-    text += _RUN + SEQUENCE_TEXT
+    text += _RUN + SEQUENCE_TEXT + PLACED_TEXT
     numbers = numbers_of(vars(team_ir)) | numbers_of(globals())
     block = {name: f"getelementptr (i8, ptr @polyloom.block, i64 {numbers[name]})" for name in _BLOCK}
     sizes = {"BYTES": str(_BYTES), "BOXES": str(MAX_THREADS * BOX), "LIMIT": str(MAX_THREADS - 1)}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NoReturn
 
-from poly.codegen.call import Record
+from poly.codegen.call import Entry, Expected, NativeCall, Record, attach
 from poly.codegen.kernel import Kernel
 from poly.codegen.pool import pool
-from poly.codegen.team_ir import SEQUENCE
-from poly.errors import IndexRangeError
+from poly.codegen.team_ir import PLACES, SEQUENCE
+from poly.dtypes import Array
+from poly.errors import IndexRangeError, RunError
 from poly.pointers import address, aligned_bytes
 
 Pointer = int | str
@@ -54,7 +56,51 @@ class KernelSequence:
         for slot, name in self._named:
             words[slot] = named[name]
         if status := self._enter(*self._arguments):
-            error = self.kernels[words[1]].failure(status, {})
-            if isinstance(error, IndexRangeError):
-                error.position = words[1]
-            raise error
+            raise self.failure(status)
+
+    def failure(self, status: int) -> RunError:
+        """The error of the last run, which ended with this status."""
+        number = self._words[1]
+        error = self.kernels[number].failure(status, {})
+        if isinstance(error, IndexRangeError):
+            error.position = number
+        return error
+
+    def placed(self, names: Sequence[str], within: Mapping[str, tuple[str, int]]) -> Entry:
+        """How native code enters with pointers of all that is named. `within`: what lies in the memory of another one,
+        so many bytes behind its start. Whoever enters keeps this object."""
+        number = {name: k for k, name in enumerate(names)}
+        places: list[int] = []
+        for slot, name in self._named:
+            root, shift = within.get(name, (name, 0))
+            places += [ctypes.addressof(self._words) + 8 * slot, number[root], shift]
+        _, at, parts = self._arguments
+        count = PLACES + len(places)
+        self._places = (ctypes.c_int64 * count)(at, parts, len(self._named), *places)
+        template = (ctypes.addressof(self._places), *[0] * len(names))
+        return Entry(pool().placed, 1, 0, template, tuple(range(1, len(template))), (), 0)
+
+
+class SequenceCall(NativeCall):
+    """A sequence as `call(*inputs, out=None)`, arrays for all that is named; None where they do not fit as they are.
+
+    As of the sequence, only one call may run at a time.
+    """
+
+    def __init__(self, sequence: KernelSequence, entry: Entry, arrays: Sequence[Expected], outputs: int) -> None:
+        self._sequence = sequence
+        self._record = Record(entry, arrays, outputs)
+        attach(self, self._record)
+
+    if TYPE_CHECKING:
+
+        def __call__(
+            self, /, *inputs: Array, out: Array | tuple[Array, ...] | None = None
+        ) -> Array | tuple[Array, ...] | None: ...
+
+    def _careful(self, /, *_: object, out: object = None) -> None:
+        """Called where the arguments do not fit."""
+
+    def _failed(self, _: int, status: int) -> NoReturn:
+        """Called by native code."""
+        raise self._sequence.failure(status)

@@ -21,6 +21,11 @@ SEQUENCE: Final = 3
 """Words of a step of a sequence. Its args: number of steps, where the step that failed is written, then for each step
 its entry, its args, and 1 where its parts may be run by several threads."""
 
+PLACES: Final = 3
+PLACE: Final = 3
+"""Words before the places of a `placed` sequence: its args, its parts, the number of places. Words of a place: its
+address, which of the pointers of the call goes there, and what is added to it."""
+
 # A quarter of what is left at a time of one's own, half of what another one has: so a part that is slowed down loses
 # little of its share too late. Numbers are 31 bits each: more iterations than that go in blocks of a power of two.
 TAKE_TEXT: Final = """
@@ -217,5 +222,37 @@ out:
   ret i64 %all
 end:
   ret i64 0
+}
+"""
+
+# Args: where the words above are, then the pointers of the call. The parts are those of the sequence, not of the entry.
+PLACED_TEXT: Final = """
+define i64 @polyloom.placed(ptr %args, i64 %part, i64 %parts, ptr %team) nounwind {
+entry:
+  %plan = call ptr @link(ptr %args, i64 0)
+  %count = call i64 @word(ptr %plan, i64 2)
+  br label %next
+next:
+  %k = phi i64 [0, %entry], [%k1, %one]
+  %more = icmp slt i64 %k, %count
+  br i1 %more, label %one, label %run
+one:
+  %words = mul i64 %k, $PLACE
+  %offset = add i64 %words, $PLACES
+  %at = getelementptr i64, ptr %plan, i64 %offset
+  %place = call ptr @link(ptr %at, i64 0)
+  %which = call i64 @word(ptr %at, i64 1)
+  %shift = call i64 @word(ptr %at, i64 2)
+  %slot = add i64 %which, 1
+  %start = call i64 @word(ptr %args, i64 %slot)
+  %value = add i64 %start, %shift
+  store i64 %value, ptr %place, align 8
+  %k1 = add i64 %k, 1
+  br label %next
+run:
+  %steps = call ptr @link(ptr %plan, i64 0)
+  %team_parts = call i64 @word(ptr %plan, i64 1)
+  %status = call i64 @polyloom.run(ptr @polyloom.sequence, ptr %steps, i64 %team_parts)
+  ret i64 %status
 }
 """

@@ -19,6 +19,7 @@ from poly.arguments import BY_NAME, RunByName, knows_arguments
 from poly.document import counted
 from poly.dtypes import Array, numpy_dtype
 from poly.engine_arrays import ExpectedInput, inputs_of, targets_of
+from poly.engine_direct import DirectRun
 from poly.engine_errors import named_as_in_file
 from poly.errors import IndexRangeError
 from poly.graph import Graph
@@ -157,6 +158,14 @@ class Engine(RunByName):
 
         `observe(step, seconds)` is called after each step.
         """
+        if observe is None and (direct := self._direct) is not None:
+            try:
+                with self._lock:
+                    found = direct.run(inputs, out)
+            except IndexRangeError as error:
+                raise self._told(error, self.steps[error.position]) from None
+            if found is not None:
+                return found
         given = self._checked(inputs)
         wanted = self._targets(out, given) if out is not None else {}
         with self._lock:
@@ -250,6 +259,26 @@ class Engine(RunByName):
         known = memory.keys() | {t.name for t in self.graph.inputs}
         given = tuple(t.name for t in self.graph.outputs if t.name in known)
         return _Run(tuple(pieces), tuple(single), memory, results, given)
+
+    @cached_property
+    def _direct(self) -> DirectRun | None:
+        """The run as one native call; None where a step is run from Python, or a result is a copy."""
+        from poly.codegen.arguments import expected_arrays
+        from poly.codegen.call_ir import MAX_GIVEN
+        from poly.codegen.sequence import SequenceCall
+
+        plan, tensors = self._plan_of_run, (*self.graph.inputs, *self.graph.outputs)
+        if len(plan.pieces) != 1 or plan.given or self.graph.formats or len(tensors) > MAX_GIVEN:
+            return None
+        sequence = plan.pieces[0].run
+        if isinstance(sequence, Step):
+            return None
+        shapes = {t.name: t.extents({}) for t in tensors}
+        cleared = frozenset(name for name, make, *_ in plan.results if make is fresh_zeros)
+        arrays = expected_arrays(self.graph.inputs, self.graph.outputs, shapes, cleared)
+        entry = sequence.placed([t.name for t in tensors], self._in_arrays)
+        call = SequenceCall(sequence, entry, arrays, len(self.graph.outputs))
+        return DirectRun(call, self.inputs, self.outputs, whole=not cleared)
 
     def _view(self, name: str, memory: np.ndarray, start: int) -> Array:
         """The tensor that starts at a byte of a piece of memory."""

@@ -123,3 +123,67 @@ def test_constants_start_at_lines() -> None:
     assert len(found) > 2 and not any(at % 64 for at in found)
     wanted = reference(model, arrays)
     assert all(np.abs(array - wanted[name]).max() < 1e-5 for name, array in engine.run(arrays).items())
+
+
+TWO = """
+input A: f32[6,8]
+input I: i64[6]
+output Y: f32[6,8]
+output Z: f32[6,8]
+output M: f32[6]
+T[i,j] = A[i,j] * 2
+Y[i,j] = T[I[i],j] + 1
+Z[i,j] = T[i,j] where 1 <= i < 5
+M[i] max= T[i,j]
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_run_in_one_native_call_is_like_one_by_steps(threads: int) -> None:
+    """For arrays that fit as they are; others are checked and copied as ever."""
+    program = parse(TWO)
+    graph = Graph("g", program.tensors, (Node("n", "Op", (), (), program.statements),))
+    engine = poly.compile(graph, threads=threads)
+    a, index = _integers(6, 8), np.array([5, 0, 1, 1, 2, 3])
+    wide, shifted = np.zeros((6, 16), np.float32), np.zeros(193, np.uint8)[1:].view(np.float32).reshape(6, 8)
+    wide[:, ::2], shifted[...] = a, a
+    wanted = engine.run({"A": a, "I": index}, observe=lambda *_: None)
+    assert list(wanted) == ["Y", "Z", "M"] and np.array_equal(wanted["Y"], 2 * a[index] + 1)
+    for given in (a, np.asfortranarray(a), wide[:, ::2], shifted, a.view(np.ma.MaskedArray), a.tolist()):
+        found = engine.run({"I": index, "A": given})
+        assert list(found) == list(wanted) and all(np.array_equal(v, wanted[n]) for n, v in found.items())
+        assert all(type(v) is np.ndarray and v.flags.owndata and v.flags.writeable for v in found.values())
+    first, second = (engine.run({"A": a, "I": index}) for _ in range(2))
+    assert not any(np.shares_memory(x, y) for x in first.values() for y in second.values())
+    refused: list[dict[str, Any]] = [{"A": a}, {"A": a, "I": index, "X": a}, {"A": a.T, "I": index}, {"A": a, "I": a}]
+    for given in refused:
+        with pytest.raises(RunError):
+            engine.run(given)
+    index[3] = 6
+    with pytest.raises(RunError, match="6"):
+        engine.run({"A": a, "I": index})
+    index[3] = 1
+    assert all(np.array_equal(v, wanted[n]) for n, v in engine.run({"A": a, "I": index}).items())
+
+
+def test_results_of_a_native_run_go_to_arrays_that_are_apart() -> None:
+    """Whatever was in them; their names in any order."""
+    program = parse("Y[i] = X[i] + 1; Z[i] = X[i] * W[i]", X=(8,), W=(8,))
+    engine = poly.compile(Graph("g", program.tensors, (Node("n", "Op", (), (), program.statements),)))
+    memory = np.arange(40, dtype=np.float32)
+    x, w, y, z = (memory[k : k + 8] for k in (0, 8, 16, 24))
+    wanted = x + 1, x * w
+    assert isinstance(engine, Engine) and (direct := engine._direct) is not None  # pyright: ignore[reportPrivateUsage]
+    assert direct.run({"X": x, "W": w}, None) is not None and direct.run({"X": x, "W": w[::-1]}, None) is None
+    found = engine.run({"X": x, "W": w}, out={"Z": z, "Y": y})
+    assert found["Y"] is y and found["Z"] is z and np.array_equal(y, wanted[0]) and np.array_equal(z, wanted[1])
+    before = memory.copy()
+    overlapping = ({"Y": memory[15:23]}, {"Y": memory[15:23], "Z": z}, {"Y": y, "Z": memory[23:31]}, {"Y": y, "Z": x})
+    for out in overlapping:
+        with pytest.raises(RunError, match="overlaps"):
+            engine.run({"X": x, "W": w}, out=out)
+    frozen = np.zeros(8, np.float32)
+    frozen.flags.writeable = False
+    with pytest.raises(RunError, match="not writable"):
+        engine.run({"X": x, "W": w}, out={"Y": y, "Z": frozen})
+    assert np.array_equal(memory, before)

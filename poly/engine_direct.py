@@ -1,0 +1,46 @@
+"""A model's run as one native call, for a caller's arrays that fit as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from poly.dtypes import Array
+
+if TYPE_CHECKING:
+    from poly.codegen.sequence import SequenceCall
+
+
+class DirectRun:
+    """`run(inputs, out)` by labels as of an engine; None where something does not fit, and nothing has run then.
+
+    `whole`: every output is written everywhere, so that arrays of the caller's are not cleared first.
+    """
+
+    def __init__(self, call: SequenceCall, inputs: Sequence[str], outputs: Sequence[str], whole: bool) -> None:
+        self._call, self._inputs, self._outputs, self._whole = call, tuple(inputs), tuple(outputs), whole
+
+    def run(self, inputs: Mapping[str, Array], out: Mapping[str, Array] | None) -> dict[str, Array] | None:
+        given = _in_order(inputs, self._inputs)
+        if given is None:
+            return None
+        if out is None:
+            found = self._call(*given)
+        else:
+            targets = _in_order(out, self._outputs) if self._whole else None
+            if targets is None:
+                return None
+            found = self._call(*given, out=targets[0] if len(targets) == 1 else tuple(targets))
+        if found is None:
+            return None
+        return dict(zip(self._outputs, found if isinstance(found, tuple) else (found,), strict=True))
+
+
+def _in_order(arrays: Mapping[str, Array], labels: tuple[str, ...]) -> list[Array] | None:
+    """The arrays of a dict that has these labels and no others."""
+    if type(arrays) is not dict or len(arrays) != len(labels):
+        return None
+    try:
+        return [arrays[label] for label in labels]
+    except KeyError:
+        return None
