@@ -57,15 +57,17 @@ def product(
     )
     lead = [var(f"b{k}") for k in range(len(batch))]
     i, j, k = b.iterators("i", "j", "k")
-    left = x[(*_lead(lead, x.shape[:-2]), *((i,) if rows else ()), k)]
-    right = w[(*_lead(lead, w.shape[:-2]), k, *((j,) if columns else ()))]
+    left = x[(*_lead(lead, x.shape[:-2], batch), *((i,) if rows else ()), k)]
+    right = w[(*_lead(lead, w.shape[:-2], batch), k, *((j,) if columns else ()))]
     b.reduce(y, ranges, {"k": inner}, multiply(left, right), suffix="" if target is None else "_sum")
     return y
 
 
-def _lead(iterators: Sequence[Affine], shape: Sequence[int]) -> list[Index]:
-    inner = iterators[len(iterators) - len(shape) :]
-    return [0 if extent == 1 else i for i, extent in zip(inner, shape, strict=True)]
+def _lead(iterators: Sequence[Affine], shape: Sequence[int], batch: Sequence[int]) -> list[Index]:
+    """The subscripts of an operand's leading axes: 0 along those that are stretched."""
+    first = len(iterators) - len(shape)
+    own = zip(iterators[first:], shape, batch[first:], strict=True)
+    return [0 if extent == 1 != wanted else i for i, extent, wanted in own]
 
 
 def gemm(b: Notation) -> None:

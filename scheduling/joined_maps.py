@@ -88,7 +88,8 @@ def _can_join(program: Program, first: Statement, second: Statement) -> bool:
     at = order.index(first.name)
     ways = _way(program, first), _way(program, second)
     fit = ways in (("turns", "along"), ("along", "turns")) or (_is_map(first) and _adds_up(program, second))
-    fit = fit or (ways[0] == "turns" and isinstance(first.body, Read) and _multiplies(second, first.write.tensor))
+    copies = ways[0] == "turns" and isinstance(first.body, Read)
+    fit = fit or (copies and _multiplies(program, second, first.write.tensor))
     if at > order.index(second.name) or not fit:
         return False
     later = {name for s in program.statements[at:] for name in tensors_written(s)}
@@ -115,12 +116,13 @@ def _adds_up(program: Program, s: Statement) -> bool:
     return long <= {bare(i) for i in read.affine_index}
 
 
-def _multiplies(s: Statement, tensor: str) -> bool:
+def _multiplies(program: Program, s: Statement, tensor: str) -> bool:
     """Whether a statement reduces a tensor's elements with others, as products do, no windows of it."""
     found = [r for r in s.reads if r.tensor == tensor]
     if s.combiner is None or len(s.reads) < 2 or len(found) != 1 or not _is_plain(s):
         return False
-    names = [bare(i) for i in found[0].affine_index]
+    extents = program.tensor[tensor].extents(program.binding)
+    names = [bare(i) for i, extent in zip(found[0].affine_index, extents, strict=True) if extent > 1]
     return None not in names and len({*names}) == len(names)
 
 

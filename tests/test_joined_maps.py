@@ -102,6 +102,16 @@ def test_axes_of_one_element_and_images() -> None:
     assert "y[n, c, h, w] = x[n, h, w, c]*2 - 1 where" in str(with_maps_joined(program))
 
 
+@pytest.mark.parametrize("n", ["0", "n"])
+def test_products_of_an_axis_of_one_element_read_copies_where_they_lie(n: str) -> None:
+    """Whether its subscript is an iterator or a number."""
+    program = parsed(f"f[n,b,k,j] = x[n,b,j,k]; y[{n},b,i,j] += x[{n},b,i,k]*f[{n},b,k,j]", (1, 3, 6, 7))
+    joined = with_maps_joined(program)
+    assert "f" not in joined.tensor and f"*x[{n}, b, j, k]" in str(joined)
+    x = np.random.default_rng(0).integers(-4, 5, (1, 3, 6, 7)).astype("f4")
+    assert np.array_equal(run_program(joined, {"x": x})["y"], x @ x.swapaxes(2, 3))
+
+
 @pytest.mark.parametrize(
     "text",
     [

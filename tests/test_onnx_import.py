@@ -156,6 +156,12 @@ def test_batch_norm_goes_into_the_convolution(bias: bool, group: int) -> None:
     assert_close(run_model(both, arrays), reference(both, arrays), rtol=1e-4)
 
 
+def test_only_axes_that_are_stretched_are_read_at_one_element() -> None:
+    """So that a batch of one has the loops of any other."""
+    model, _ = node_model("MatMul", [f32(1, 3, 4, 5), f32(1, 1, 5, 6)])
+    assert "x0[b0, b1, i, k]*x1[b0, 0, k, j]" in str(from_onnx(model).to_program())
+
+
 def test_constants_are_referenced_not_copied() -> None:
     weights = f32(64, 64)
     model, _ = node_model("MatMul", [f32(2, 64), weights], constant=[1])
