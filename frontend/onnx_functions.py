@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol, cast
 
+from poly.frontend.onnx_contrib import contrib_function
 from poly.frontend.onnx_model import tensor_type
 from poly.frontend.onnx_notation import Call
 
@@ -53,9 +54,11 @@ def has_function_body(schema: onnx.defs.OpSchema) -> bool:
 
 
 def _function(call: Call, node: onnx.NodeProto, schema: onnx.defs.OpSchema) -> onnx.FunctionProto | None:
-    """The body for the newest operator set that is not beyond the model's, if there is one."""
+    """The body for the newest operator set that is not beyond the model's, if there is one; or ours."""
     import onnx
 
+    if (ours := contrib_function(call)) is not None:
+        return ours
     functions = cast(_Functions, schema)
     versions = [v for v in functions.function_opset_versions if v <= call.opset]
     if versions:

@@ -17,6 +17,7 @@ from poly.affine import Affine
 from poly.dtypes import Array, dtype_name, numpy_dtype
 from poly.errors import OnnxError
 from poly.expr import Const
+from poly.frontend.onnx_contrib import is_contrib
 from poly.frontend.onnx_control import CONTROL, graph_of
 from poly.frontend.onnx_fold import WITHOUT_CONTENT, Imported, fold, fold_batch_norm, live
 from poly.frontend.onnx_functions import function_body, has_function_body
@@ -123,6 +124,8 @@ class Importer:
 
     def has_form(self, proto: onnx.NodeProto) -> bool:
         """Whether the operator may be compiled once its operands are known, or its bodies."""
+        if is_contrib(proto.op_type, proto.domain):
+            return True
         if proto.domain:
             return False
         if any(proto.op_type in known for known in (OPERATORS, CONTROL, WITHOUT_CONTENT)):
@@ -400,7 +403,9 @@ class Importer:
                     raise OnnxError("a part is left to the reference evaluator", where=call.where)
                 if any(self.values.by_name.get(name) is known[name] for name in proto.output if name):
                     raise OnnxError("an output is computed by no part", where=call.where)
-        except OnnxError:
+        except OnnxError as error:
+            if is_contrib(call.operator, call.domain):  # nothing else knows it
+                raise OnnxError(error.message, where=call.where, hint=error.hint) from error
             return False
         finally:
             self._schemas = outer

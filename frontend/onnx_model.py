@@ -14,6 +14,7 @@ from poly.arguments import shown
 from poly.dtypes import Array
 from poly.errors import OnnxError
 from poly.files import near_file, what_instead
+from poly.frontend.onnx_contrib import contrib_schema, is_contrib
 from poly.frontend.onnx_elementwise import ONNX_DTYPES
 from poly.frontend.onnx_extents import extent_of
 from poly.frontend.onnx_notation import Attribute, Call, NoCompiledForm
@@ -265,6 +266,8 @@ class Schemas:
         from onnx import defs
 
         opset = self.opset(domain, where)
+        if is_contrib(operator, domain):
+            return contrib_schema(operator)
         if domain == "" and opset > defs.onnx_opset_version():
             hint = f"this onnx package knows opsets up to {defs.onnx_opset_version()}: install a newer one"
             raise OnnxError(f"opset {opset} is not known", where=where, hint=hint)

@@ -15,6 +15,7 @@ import numpy as np
 
 from poly.dtypes import Array, numpy_dtype
 from poly.errors import OnnxError, PolyError, RunError
+from poly.frontend.onnx_contrib import is_contrib
 from poly.frontend.onnx_control import body_model
 from poly.frontend.onnx_importer import Importer, Interrupted
 from poly.frontend.onnx_model import input_shapes, tensor_array
@@ -125,7 +126,8 @@ class StagedModel:
                 alone = stop.value is None or end == first
                 break
             except OnnxError as error:
-                if not node.domain and node.op_type in OPERATORS:
+                known = not node.domain and node.op_type in OPERATORS
+                if known or is_contrib(node.op_type, node.domain):
                     raise
                 stop, alone = Interrupted(error.message), True
                 break
