@@ -38,7 +38,7 @@ class StreamKernel:
         machine: Machine,
         tree: LoopTree,
         stream: CommandStream,
-        schedule: Schedule | None,
+        schedule: Schedule,
         seconds: float,
     ) -> None:
         self.program, self.machine, self.loops, self.stream, self.schedule = program, machine, tree, stream, schedule

@@ -27,7 +27,7 @@ from poly.errors import MachineError, PolyError, ScheduleError, within_depth
 from poly.graph import Graph, SizedGraph
 from poly.machine import Machine
 from poly.pointers import aligned_zeros
-from poly.prepared import Prepared, prepare, prepare_free, prepare_program, settled
+from poly.prepared import Prepared, prepare, prepare_free, prepare_program
 from poly.program import Program, deepest_body, program_of
 from poly.scheduling.initialised import check_initialised
 from poly.scheduling.joined_axes import join_axes
@@ -278,9 +278,9 @@ def compile_program(
     fitting = {t.name: constant(t, constants[t.name], program.binding) for t in program.with_role("constant")}
     constants = {**constants, **fitting}
     if machine.kind == "accelerator":
-        from poly.accel.compiled import compile_stream
+        from poly.prepared_streams import prepare_stream
 
-        return compile_stream(program, machine, constants, schedule=settled(schedule) if schedule else None)
+        return prepare_stream(program, machine, constants, schedule)
     early = compiling_processes() > 1
     if schedule is not None:
         loops, made = schedule.source, prepare(schedule.source, machine, threads, schedule, early=early)
@@ -370,13 +370,13 @@ def _unit_compiler(machine: Machine, threads: int) -> tuple[CompileUnit, Ahead |
 
 def _stream_unit(program: Program, machine: Machine) -> Unit:
     """A group as a command stream, to which constants are inputs."""
-    from poly.accel.compiled import compile_stream
+    from poly.prepared_streams import prepare_stream
 
     start = perf_counter()
     loose = replace(
         program, tensors=tuple(replace(t, role="input") if t.role == "constant" else t for t in program.tensors)
     )
-    kernel = compile_stream(loose, machine, {})
+    kernel = prepare_stream(loose, machine, {})
 
     def run(inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         kernel.run_into(inputs, outputs)

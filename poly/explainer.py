@@ -331,13 +331,12 @@ def explain_compiled(
     from poly.accel.compiled import StreamKernel
     from poly.codegen.kernel import Kernel
 
-    if isinstance(what, StreamKernel) and what.schedule is not None:
+    if isinstance(what, StreamKernel):
         return explain_stream(what)
-    if isinstance(what, Kernel) and what.schedule is not None:
+    if isinstance(what, Kernel) and what.schedule is not None:  # pyright: ignore[reportUnnecessaryIsInstance]
         return explain_kernel(what)
-    raise PolyError(
-        f"{type(what).__name__} has no explanation", hint="a Program, Schedule, Kernel, StreamKernel, Engine or Graph"
-    )
+    hint = "a Program, Schedule, Kernel, StreamKernel, Engine or Graph"
+    raise PolyError(f"{type(what).__name__} has no explanation", hint=hint)
 
 
 def explain_kernel(kernel: Kernel) -> KernelExplanation:
@@ -363,7 +362,6 @@ def explain_stream(kernel: StreamKernel) -> StreamExplanation:
     """A command stream: cycles, engines, bytes."""
     from poly.accel.isa import command_count
 
-    assert kernel.schedule is not None
     program = kernel.schedule.source
     return StreamExplanation(
         explain_schedule(kernel.schedule), kernel.machine, kernel.report,

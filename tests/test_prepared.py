@@ -314,3 +314,33 @@ def test_what_does_not_fit_is_refused_before_its_code_is_made() -> None:
     schedule = unchecked(poly.Schedule(program)).promote("B", None, MACHINE.register_space)
     with pytest.raises(CapacityError):
         prepare(program, MACHINE, 1, schedule, early=True)
+
+
+def test_streams_come_from_the_cache(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of programs, of schedules, and of constants by what they hold; the data of constants is not kept."""
+    tensors = tuple(replace(t, role="constant") if t.name == "B" else t for t in PROGRAM.tensors)
+    program = replace(PROGRAM, tensors=tensors)
+    a, b, bias = (np.random.default_rng(0).standard_normal(s, "f4") for s in ((9, 17), (17, 21), (21,)))
+    made = [poly.compile(program, "s16", constants={"B": b}), poly.compile(program, "s16", constants={"B": 2 * b})]
+    schedule = made[0].schedule
+    assert schedule is not None
+    made += [poly.compile(schedule, "s16", constants={"B": b})]
+    assert len([*own_cache.glob("streams/*/*.pickle")]) == 3
+    assert b.tobytes() not in b"".join(p.read_bytes() for p in own_cache.glob("streams/*/*.pickle"))
+    monkeypatch.setattr("poly.prepared_streams.compile_stream", lambda *_, **__: pytest.fail("made again"))
+    found = [poly.compile(program, "s16", constants={"B": b}), poly.compile(program, "s16", constants={"B": 2 * b}),
+             poly.compile(schedule, "s16", constants={"B": b})]  # fmt: skip
+    for one, again in zip(made, found, strict=True):
+        assert str(one) == str(again) and str(one.schedule) == str(again.schedule) and one.loops == again.loops
+        np.testing.assert_array_equal(one(a, bias), again(a, bias))
+    result = np.asarray(found[1](a, bias), "f4")
+    np.testing.assert_allclose(result, np.maximum(2 * a @ b + bias, 0), rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_on_an_accelerator_comes_from_the_cache(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = Graph("g", PROGRAM.tensors, (Node("n", "Op", (), (), PROGRAM.statements),))
+    made = poly.compile(graph, "s16")
+    monkeypatch.setattr("poly.prepared_streams.compile_stream", lambda *_, **__: pytest.fail("made again"))
+    assert str(poly.compile(graph, "s16")) == str(made)
+    with pytest.raises(pytest.fail.Exception):
+        poly.compile(graph, "m32")
