@@ -210,7 +210,8 @@ class Bug(AssertionError):
 
 def warn_caller(message: str, kind: type[Warning]) -> None:
     """Warn, and name the line outside of this package from which the call came, however deep the warning arose."""
-    level, frame = 2, sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "poly":
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, kind, stacklevel=level)
+    frame, inside = sys._getframe(1), ("poly", "importlib")  # pyright: ignore[reportPrivateUsage]
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in inside:
+        frame = frame.f_back
+    known, module = frame.f_globals.setdefault("__warningregistry__", {}), frame.f_globals.get("__name__", "<unknown>")
+    warnings.warn_explicit(message, kind, frame.f_code.co_filename, frame.f_lineno, module, known)

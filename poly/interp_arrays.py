@@ -106,7 +106,8 @@ def check_context(program: Program, sizes: Mapping[str, int]) -> None:
     if fix_sizes(program.context, sizes).is_empty():
         shown = ", ".join(f"{n} = {v}" for n, v in sizes.items())
         allowed = print_condition(program.context)
-        hint = f"sizes with {allowed}"
+        some = lacks_elements(program, {n: max(v, 0) for n, v in sizes.items()})
+        hint = f"sizes with {allowed}{', or 0, with nothing to do' if some else ''}"
         raise RunError(f"{shown} is not allowed: {allowed}", where=f"program {program.name}", hint=hint)
 
 

@@ -338,6 +338,9 @@ class Program:
             if context.is_empty():
                 allowed = print_condition(self.context)
                 text, hint = f"{name} = {value} is not allowed: {allowed}", f"sizes with {allowed}"
+                one = isl.Set(f"[{name}] -> {{ : {name} = 1 }}")
+                if value == 0 and not self.context.intersect_params(one).is_empty():
+                    hint += f"; code for any size takes {name}=0, too, and has nothing to do"
                 raise ShapeError(text, where=f"program {self.name}", hint=hint)
         bound = {name: int(value) for name, value in {**self.binding, **sizes}.items()}
         return replace(self, sizes=tuple(sorted(bound.items())))

@@ -7,6 +7,7 @@ would.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable
 from difflib import get_close_matches
 from functools import cache
@@ -177,3 +178,11 @@ def _warn_of_folder(chosen: str) -> None:
     if not os.access(there, os.X_OK | (os.R_OK if there == path else os.W_OK)) or not there.is_dir():
         text = f"POLYLOOM_CACHE is {chosen!r} in the environment, which is no folder and cannot be made one"
         warn_caller(f"{text}: nothing is kept; allowed: a folder of yours, or off", SettingWarning)
+    elif there == path and _is_open(path.stat()):
+        text = f"POLYLOOM_CACHE is {chosen!r} in the environment, where somebody else may write"
+        warn_caller(f"{text}: loading what they wrote runs their code; allowed: your own folder", SettingWarning)
+
+
+def _is_open(found: os.stat_result) -> bool:
+    """Whether any user may write to a folder, or it is that of another than this one and the administrator."""
+    return bool(found.st_mode & stat.S_IWOTH) or found.st_uid not in (0, os.geteuid()) and os.geteuid() != 0

@@ -108,6 +108,10 @@ def tile(schedule: Schedule, sizes: Mapping[str, int]) -> Schedule:
     """
     if not sizes:
         raise ScheduleError("no loop to tile", hint='tile(i=32) or tile({"S.i": 32})')
+    if sizes.keys() & {"size", "sizes"} and not sizes.keys() <= schedule.loop_statements.keys():
+        loops = [*schedule.loop_statements]
+        hint = f"tile({{{loops[0]!r}: 32}}); loops: {', '.join(loops)}" if loops else "there is no loop to tile"
+        raise ScheduleError("tile takes sizes by the names of loops", where=schedule.source.name, hint=hint)
     band = sorted(sizes, key=lambda loop: len(schedule.outer(loop)))
     _require_band(schedule, band)
     result = schedule

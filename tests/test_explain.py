@@ -141,6 +141,9 @@ def test_loops_of_a_schedule_and_what_they_carry() -> None:
     assert carried.startswith("s: s_set[i=") and second == first + 1
     with pytest.raises(ScheduleError, match="no loop 'j'"):
         schedule.carried("j")
+    for sizes in ({"size": 8}, {"sizes": 8}, {"i": 8, "size": 2}):
+        with pytest.raises(ScheduleError, match=r"by the names of loops(?s:.)*tile\({'s_set.i': 32}\)"):
+            schedule.tile(sizes)
 
 
 def test_free_sizes_are_counted_for_some() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from warnings import catch_warnings, simplefilter
 
@@ -96,3 +98,20 @@ def test_more_threads_than_cores_take_turns_and_that_is_said() -> None:
         poly.compile(program, "s16", threads=cores + 97)  # an accelerator has no threads
     with pytest.raises(PolyError, match="threads=5000"):
         poly.compile(program, threads=5000)
+
+
+def test_a_cache_where_others_may_write_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the caller's line, also while the package imports more of itself."""
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "own").mkdir(0o700)
+    code = "import poly, warnings\nwarnings.simplefilter('always')\npoly.einsum('ij,jk', [[1]], [[2]])\n"
+    (tmp_path / "script.py").write_text(code)
+    root = str(Path(poly.__file__).parents[1])
+    for folder, told in (("open", True), ("own", False), ("off", False)):
+        chosen = folder if folder == "off" else str(tmp_path / folder)
+        environment = {**os.environ, "POLYLOOM_CACHE": chosen, "PYTHONPATH": root}
+        command = [sys.executable, str(tmp_path / "script.py")]
+        found = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert found.returncode == 0
+        assert ("script.py:3: SettingWarning" in found.stderr and "your own folder" in found.stderr) == told
