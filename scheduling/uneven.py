@@ -25,7 +25,8 @@ from poly.relations import bound_domain, box_bounds, intervals_of
 from poly.scheduling.contraction import names_of, product_of
 from poly.sets import SET
 
-MOST_SHORTER = 0.5  # of a loop's iterations, those whose reduction is not whole
+MOST_SHORTER = 0.5  # of a loop's iterations, those whose reduction is not whole, where nothing else fills lanes
+EVEN = 4  # iterations of a loop along which the reduction is the same, so that it can be lanes
 Uneven = Mapping[str, frozenset[str]]  # by parallel iterator those of the reduction whose range depends on it
 LONGEST = 8  # iterations of a window that may be laid out
 
@@ -65,7 +66,7 @@ def uneven_axes(program: Program, s: Statement, axes: Sequence[str]) -> Uneven |
     """Where a reduction's domain is no box, but one but for the ends of some of the loops `axes`; {} for a box.
 
     None for any other domain: where sizes are free, other iterators depend on one another, some element has no
-    iteration, or more than `MOST_SHORTER` of a loop's iterations have a shorter reduction.
+    iteration, or most of a loop's iterations have a shorter reduction and no other loop is there for lanes.
     """
     found = shorter_ends(program, s, axes)
     return None if found is None else {a: ends.inside for a, ends in found.items()}
@@ -109,13 +110,16 @@ def _uneven(
         windows.setdefault((a, r), []).append(c)
         least = c.expr.constant + min(c.expr.coefficient(r) * end for end in limits[r])
         whole[a] = _held(c.expr.coefficient(a), least, whole[a])
+    whole = {a: ends if ends[0] <= ends[1] else (limits[a][1] + 1, limits[a][1]) for a, ends in whole.items()}
     every = isl.Set.universe(domain.get_space())
     for k, n in enumerate(iterators):
         every = every.lower_bound_val(SET, k, limits[n][0]).upper_bound_val(SET, k, limits[n][1])
     for k in reversed(range(len(iterators))):
         if iterators[k] not in axes:
             domain, every = domain.project_out(SET, k, 1), every.project_out(SET, k, 1)
-    if any(_length(whole[a]) < (1 - MOST_SHORTER) * _length(limits[a]) for a in found) or not domain.is_equal(every):
+    even = any(_length(limits[a]) >= EVEN for a in axes if a not in found)
+    short = any(_length(whole[a]) < (1 - MOST_SHORTER) * _length(limits[a]) for a in found)
+    if (short and not even) or not domain.is_equal(every):
         return None
     shares = {(a, r): _share(conditions, a, r, limits, whole[a]) for (a, r), conditions in windows.items()}
     return {

@@ -103,14 +103,13 @@ def test_the_share_of_a_window_that_is_inside() -> None:
 
 
 def test_what_is_left_as_it_is() -> None:
-    """Weights that are not finite or not known, planes of an image, few places, and a window of each channel."""
+    """Weights that are not finite or not known, planes of an image, and a window of each channel."""
     program, given = window(14), constants()
     given["W"][3, 2, 1, 0] = np.inf
     assert finite_factors(program, given) == frozenset() == finite_factors(program, {})
     assert inside_windows(program, ()) is program
     planes = window(14, image=PLANES, shape="16, {n}, {n}")
-    few = window(3)
-    assert all(inside_windows(p, {"W"}) is p for p in (planes, few))
+    assert inside_windows(planes, {"W"}) is planes
     own = poly.parse("Y[y,x,c] += X[y + q,x + r,c] * W[c,q,r]", X=(9, 9, 16), W=(16, 3, 3))
     assert finite_factors(own, {"W": np.ones((16, 3, 3), np.float32)}) == frozenset()
 
@@ -271,6 +270,48 @@ s1[i, j]: y[i] += A[i, j]*x[j] where 0 <= i <= 7 and 0 <= j <= i
 """)
     assert uneven_axes(program, program.statement["s1"], ("i",)) is None
     assert uneven_axes(program, program.statement["s0"], ("i",)) == {}
+
+
+def test_most_windows_may_be_shorter_where_another_loop_is_there_for_lanes() -> None:
+    """Triangles with columns, few places, and windows that no place has whole: results and what is left to do."""
+    for text, sizes, low, high, share in (
+        ("y[i,k] += a[i,j]*b[j,k] where 0 <= i < 40 and 0 <= j <= i and 0 <= k < 30", ((40, 40), (40, 30)), 39, 40,
+         820 / 1600),
+        ("y[i,k] += a[i,j]*b[i+7*j-7,k] where 0 <= i < 10 and 0 <= j < 3 and 0 <= i+7*j-7 < 10 and 0 <= k < 20",
+         ((10, 3), (10, 20)), 10, 10, 16 / 30),
+        ("y[i,k] += a[i,j]*b[i+j-1,k] where 0 <= i < 2 and 0 <= j < 3 and 0 <= i+j-1 < 2 and 0 <= k < 4",
+         ((2, 3), (2, 4)), 2, 2, 4 / 6),
+    ):  # fmt: skip
+        program = poly.parse(text, a=sizes[0], b=sizes[1])
+        s = program.statement["y_update"]
+        assert shorter_ends(program, s, ("i", "k")) == {"i": Ends(frozenset("j"), low, high, share)}
+        assert groups_of(program)[0].names == ("y_init", "y_update")
+        random = np.random.default_rng(3)
+        a, b = (random.integers(-3, 4, size).astype(np.float32) for size in sizes)
+        expected = run_program(program, {"a": a, "b": b})["y"]
+        assert all(np.array_equal(poly.compile(program, threads=n)(a, b), expected) for n in (1, 2))
+
+
+@pytest.mark.parametrize("spread", [3, 6, 9])
+def test_windows_with_holes_that_leave_the_image(spread: int) -> None:
+    """Only what meets data is summed: at distances of 9 on 14 places none has a whole window."""
+    n, far = 14, 14 + spread - 1
+    guard = " and ".join(f"{i} + {spread}*{k} >= {spread} and {i} + {spread}*{k} <= {far}" for i, k in ("yq", "xr"))
+    box = f"0 <= o <= 23 and 0 <= y <= {n - 1} and 0 <= x <= {n - 1}"
+    program = parse_program(f"""program holes
+constant W: f32[24, 16, 3, 3]
+input X: f32[16, {n}, {n}]
+output Y: f32[24, {n}, {n}]
+s0[o, y, x]: Y[o, y, x] = 0 where {box}
+s1[o, y, x, q, r, c]: Y[o, y, x] += (X[c, y + {spread}*q - {spread}, x + {spread}*r - {spread}] if {guard} else 0)"""
+        f"""*W[o, c, q, r] where {box} and 0 <= q <= 2 and 0 <= r <= 2 and 0 <= c <= 15
+""")  # fmt: skip
+    shorter = inside_windows(program, {"W"}, planes=True)
+    ends = shorter_ends(shorter, shorter.statement["s1"], ("o", "y", "x"))
+    assert ends is not None and ends.keys() == {"y", "x"} and ends["y"].share == (3 * n - 2 * spread) / (3 * n)
+    given, x = constants()["W"], np.random.default_rng(2).integers(-3, 4, (16, n, n)).astype(np.float32)
+    kernel = poly.compile(program, constants={"W": given}, threads=1)
+    assert np.array_equal(kernel(x), run_program(program, {"X": x, "W": given})["Y"])
 
 
 def test_ends_of_a_long_axis() -> None:
