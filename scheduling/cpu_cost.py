@@ -24,6 +24,7 @@ from poly.scheduling.cpu_shares import EDGE, FITTED_REMOTE, Numbers, Shares, sha
 WAITING = 0.67
 LOADING = 1 / 32  # cycles that a load costs besides its unit's: some meet in a bank, or wait in a queue
 PANELS_KEPT = (0.75, 1.0)  # of a core's own caches, as often as what is counted on: panels that are read again
+ASKED_IN_PART = 0.2  # of the time of what two blocks leave no room for others beside
 LEAST = 1e-3  # of a kernel's time in which something comes
 FEW = 2  # register tiles that read an operand where it lies: as often as it costs a copy to read and to write it
 
@@ -191,12 +192,17 @@ def _from_last(
 def _burst(core: Core, boxes: Boxes, walk: Walk, moved: Numbers) -> tuple[Numbers, Numbers]:
     """Cycles in which an operand comes that was packed when compiling, out of the last cache where it may stay there,
     and the share of a kernel's time: of the register tiles that use some of it one after the other, only the first
-    waits for it.
+    waits for it. All the time where the next block is asked for meanwhile, and stays.
     """
     *_, own, last = core.caches
     rate = own.rate if walk.operand.size <= last.capacity * core.part else last.rate
     used = walk.touched.near[-1] * boxes.entered[-1]
-    return np.where(walk.known, moved, 0.0) / rate, np.where(walk.known, np.clip(moved / used, LEAST, 1.0), 1.0)
+    share = np.where(walk.known, np.clip(moved / used, LEAST, 1.0), 1.0)
+    if core.afar:
+        two, level = 2 * boxes.block(walk), len(core.own) - 1
+        asked = np.where(two <= core.counted_on(level), 1.0, np.where(two <= own.capacity, ASKED_IN_PART, 0.0))
+        share = np.maximum(share, asked)
+    return np.where(walk.known, moved, 0.0) / rate, share
 
 
 def memory_share(core: Core, operand: Operand) -> float:

@@ -127,6 +127,18 @@ class Boxes:
         """By candidate how many elements of an operand its register tiles read."""
         return operand.elements(self.sizes)[-1] * self.entered[-1]
 
+    def block(self, walk: Walk) -> Numbers:
+        """By candidate the bytes of an operand in the blocks that come one after the other, none of them twice."""
+        found = np.array(np.broadcast_to(walk.touched.needed[0], self.entered.shape[1:]))
+        for nest, own in _placed(self.nests):
+            first = np.ones((), bool)
+            for d, loop in enumerate(nest.loops, 1):
+                if walk.operand.depends(loop.iterator):
+                    found[own] = np.where(first, walk.touched.needed[d, own], found[own])
+                else:
+                    first = first & (loop.trips < 2)
+        return found
+
     def walk(self, k: int) -> Walk:
         """The walk of one operand, and its copies."""
         operand = self.operands[k]

@@ -22,8 +22,12 @@ from poly.pointers import address
 from poly.program import Program
 from poly.scheduling.asked_copies import MOST_ASKS
 from poly.scheduling.cpu import schedule_for_cpu
+from poly.scheduling.cpu_contract import contraction_plan
+from poly.scheduling.cpu_facts import facts_of
+from poly.scheduling.groups import groups_of
 from poly.scheduling.schedule import Schedule
 from poly.scheduling.schedule_text import parse_schedule
+from poly.scheduling.uneven import inside_windows
 from poly.text import parse_loops, parse_program, print_loops
 
 LINE = 8
@@ -165,6 +169,34 @@ def test_constants_from_afar_are_asked_for(machine: Machine, streamed: bool, ste
     found = streaming(machine, {"all": np.empty(3 * 1024**2, np.uint8)}) if streamed else machine
     schedule = schedule_for_cpu(dense(96, steps, 1024), found, 1)
     assert any(mark.block is not None for mark in schedule.marks.values()) == asks
+
+
+def windows(channels: int, places: int) -> Program:
+    """3x3 windows over planes with padding."""
+    n, last = places, places - 1
+    box = f"0 <= o <= {channels - 1} and 0 <= y <= {last} and 0 <= x <= {last}"
+    guard = " and ".join(f"{i} + {k} >= 1 and {n} >= {i} + {k}" for i, k in ("yq", "xr"))
+    read = f"(X[c, y + q - 1, x + r - 1] if {guard} else 0)"
+    return parse_program(f"""program windows
+constant W: f32[{channels}, {channels}, 3, 3]
+input X: f32[{channels}, {n}, {n}]
+output Y: f32[{channels}, {n}, {n}]
+s0[o, y, x]: Y[o, y, x] = 0 where {box}
+s1[o, y, x, c, q, r]: Y[o, y, x] += {read}*W[o, c, q, r] where {box} """
+        f"""and 0 <= c <= {channels - 1} and 0 <= q <= 2 and 0 <= r <= 2
+""")  # fmt: skip
+
+
+@pytest.mark.parametrize(("channels", "places", "elsewhere"), [(512, 7, False), (512, 6, False), (768, 7, True)])
+def test_blocks_of_constants_leave_room_for_the_next(channels: int, places: int, elsewhere: bool) -> None:
+    """Where they are asked for a block ahead; elsewhere only those are cut that a cache does not hold once."""
+    program = inside_windows(windows(channels, places), {"W"}, planes=True)
+    (group,) = groups_of(program)
+    mesh, near = (contraction_plan(facts_of(program, group, m), 2) for m in (MESH, NEAR))
+    assert mesh is not None and near is not None and (near.depth is not None) == elsewhere
+    assert mesh.depth is not None and mesh.lanes_outside and mesh.depth[0] == "c"
+    block = mesh.depth[1] * 9 * mesh.vector * mesh.strips[0].width * mesh.strips[0].block * 4
+    assert 2 * block <= CACHES[2] // 2 < 2 * block * channels // mesh.depth[1]
 
 
 def test_constants_lie_in_the_order_of_use() -> None:
