@@ -8,7 +8,7 @@ picked from two loads that the window's columns share. Where vectors are as wide
 would cross from one line to the next: there a row is loaded once, and its columns are taken from these registers. Of
 windows with many columns and rows one column is summed up after the other: all rows that a tile reads there in
 registers, every element of the window for all rows of the tile at once, so that as many sums are on their way as there
-are rows.
+are rows; where registers do not hold them all, the window's rows are done in blocks.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from poly.scheduling.groups import Group
 
 MOST_ROWS = 8  # of a register tile
 ROLLED = 48  # operations of a register tile where a row read serves all rows written at once; FEW_ROWS may have more
+FEWEST_READ = 8  # rows of a window that are done at once, if it has as many: what two blocks share is loaded twice
 FEW_ROWS = 5  # rows whose sums are on their way at once
 LONG = 2048  # bytes from a tile to the next, half a page: those within one the prefetchers find
 PAIR = 2  # rows of a tile where lanes are picked from two loads, and PICKED_BODY would be passed by taller ones
@@ -48,7 +49,7 @@ class Window:
     `kept`: operands that stay in registers. `unrolled`: register tiles are laid out in full. `cuts`, `lane_cuts`: where
     rows and lanes are cut into pieces of their own, `vector_cuts`: where the loop over the vectors of a piece is.
     `shifted`: the columns are taken from a row in registers; `by_columns`: one is done for all rows before the next,
-    of a large window in a loop, `rolled`.
+    of a large window in a loop, `rolled`, in blocks of `rows_read` of the window's rows (0: all at once).
     `columns_first`: what a window takes from a row, in its `columns`, is reduced before rows are.
     `asks_ahead`: what is copied, or read by long tiles or faster than it comes, is from beyond a core's own caches, so
     that it is asked for a strip, or a tile, ahead. `asks_results`: and so is what tiles write.
@@ -82,6 +83,7 @@ class Window:
     columns_first: bool = False
     columns: int = 1
     rolled: bool = False
+    rows_read: int = 0
 
 
 class _Way(NamedTuple):
@@ -142,6 +144,7 @@ def window_of(program: Program, group: Group, machine: Machine, _threads: int = 
         shifted=shifted and not found.copied, by_columns=by_columns,
         columns_first=way.columns_first, columns=shape.taps[shape.sideways],
         rolled=by_columns and points > MOST_TAPS,
+        rows_read=_rows_read(shape, machine.vector_registers) if by_columns else 0,
     )  # fmt: skip
 
 
@@ -223,8 +226,19 @@ def _is_by_columns(shape: Shape, registers: int) -> bool:
     """
     if not shape.others or not shape.down or len(shape.taps) > 2 or shape.spread > 1 or shape.step > 1:
         return False
-    read = shape.step_down * (MOST_ROWS - 1) + shape.taps[shape.down]
-    return FEW_ROWS * prod(shape.taps.values()) > ROLLED and MOST_ROWS + read + SPARE <= registers
+    many = min(shape.taps[shape.down], FEWEST_READ) <= _room_beside(shape, registers)
+    return FEW_ROWS * prod(shape.taps.values()) > ROLLED and many
+
+
+def _room_beside(shape: Shape, registers: int) -> int:
+    """Rows of a window which registers hold, for the first row of a tile, beside those for its others and all sums."""
+    return registers - SPARE - MOST_ROWS - shape.step_down * (MOST_ROWS - 1)
+
+
+def _rows_read(shape: Shape, registers: int) -> int:
+    """Rows of a window that are done at once where registers do not hold all: blocks of about the same size."""
+    rows, most = shape.taps[shape.down], _room_beside(shape, registers)
+    return 0 if rows <= most else -(-rows // -(-rows // most))
 
 
 def _is_shifted(program: Program, shape: Shape, vector: int, machine: Machine) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from poly.affine import var
 from poly.machine import Machine
 from poly.program import Statement
 from poly.relations import interval_of
@@ -130,6 +131,8 @@ class Windows(Composition):
                 schedule = schedule.shift(name, loop, -start)
         schedule = schedule.tile({down: strip}).tile({f"{down}.p": height}).tile({lanes: w.vector})
         row = f"{down}.p.p"
+        if blocks := self._rows_in_blocks(schedule, name):
+            schedule = schedule.tile({blocks: w.rows_read})
         order = [f"{down}.o", f"{down}.p.o", f"{lanes}.o"]
         rest = [n for n in schedule.nests[name].names[self.depth :] if n not in (*order, row, f"{lanes}.p")]
         schedule = schedule.reorder(*order, *self._inner(schedule, name, rest, row), f"{lanes}.p")
@@ -141,6 +144,11 @@ class Windows(Composition):
             schedule = schedule.unroll(f"{down}.p.o")
         schedule = self._by_rows(schedule, name, rest, row)
         return schedule.vectorise(f"{lanes}.p")
+
+    def _rows_in_blocks(self, schedule: Schedule, name: str) -> str:
+        """The loop over a window's rows, if these are done in blocks."""
+        s, w = schedule.program.statement[name], self.window
+        return loop_of(schedule, name, w.down) if w.rows_read and s.source_name == w.statement else ""
 
     def _inner(self, schedule: Schedule, name: str, reductions: Sequence[str], row: str) -> list[str]:
         """The window's columns, the tile's rows, the window's rows; with operands that do not stay, rows last."""
@@ -202,9 +210,14 @@ class Windows(Composition):
         return schedule.promote(buffer, at, self.machine.register_space, name=f"{buffer}r")
 
     def _column(self, schedule: Schedule, update: str) -> tuple[Schedule, str]:
-        """The rows of one column in registers; the loop over their lanes, or of the update where it reads none."""
+        """The rows of one column, or a block of them, in registers; the loop over their lanes, or of the update where
+        it reads none.
+        """
         w, buffer = self.window, f"{self.window.tensor}_{update}_s"
         at, tensors = loop_of(schedule, update, w.sideways), schedule.program.tensor
+        if w.rows_read:
+            loops = schedule.nests[update].loops
+            at = next(n for n in schedule.nests[update].names if loops[n] == var(w.down) // w.rows_read)
         read = [r.tensor for r in schedule.program.statement[update].reads]
         found = [t for t in read if w.tensor in (t, tensors[t].origin)]
         if not found:

@@ -12,7 +12,7 @@ from poly.relations import intervals_of
 from poly.scheduling.groups import Group
 
 # Points of a window; more where it is multiplied by something, many more where its columns are not laid out (0106).
-MOST_TAPS, MOST_WEIGHED, MOST_ROLLED = 64, 100, 256
+MOST_TAPS, MOST_WEIGHED, MOST_ROLLED = 64, 100, 1024
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,9 @@ CASES = {
     "9x9 strided": ("Conv", (1, 2, 33, 40), (2, 1, 9, 9), {"pads": [4] * 4, "group": 2, "strides": [2, 2]}),
     "11x11 odd": ("Conv", (2, 2, 29, 43), (2, 1, 11, 11), {"pads": [5, 5, 4, 3], "group": 2}),
     "15x15": ("Conv", (1, 2, 20, 56), (2, 1, 15, 15), {"pads": [7] * 4, "group": 2}),
+    "21x21": ("Conv", (1, 2, 20, 40), (2, 1, 21, 21), {"pads": [10] * 4, "group": 2}),
+    "17x3": ("Conv", (2, 2, 31, 33), (2, 1, 17, 3), {"pads": [8, 1, 7, 0], "group": 2}),
+    "31x19 of one plane": ("Conv", (1, 1, 45, 70), (1, 1, 31, 19), {"pads": [15, 9, 15, 9]}),
     "9x25 beside nothing": ("Conv", (1, 2, 17, 90), (2, 1, 9, 25), {"group": 2}),
     "5x5": ("Conv", (1, 3, 28, 28), (3, 1, 5, 5), {"pads": [2] * 4, "group": 3}),
     "5x5 wide": ("Conv", (1, 2, 17, 144), (2, 1, 5, 5), {"pads": [2, 1, 2, 3], "group": 2}),
@@ -444,6 +447,7 @@ def test_columns_of_windows_without_weights_are_reduced_before_rows(text: str) -
 
 @pytest.mark.parametrize("name", [
     "5x5", "5x5 wide", "7x7", "7x7 wide", "7x7 odd", "9x9", "11x11 odd", "15x15", "9x25 beside nothing",
+    "21x21", "17x3", "31x19 of one plane",
 ])  # fmt: skip
 def test_many_columns_are_done_one_after_the_other(name: str) -> None:
     """With 32 registers; what a tile reads in one is loaded once, and every sum of the tile is next in turn."""
@@ -452,7 +456,8 @@ def test_many_columns_are_done_one_after_the_other(name: str) -> None:
     (plan,) = (w for g in groups_of(program) if (w := window_of(program, g, WIDE)))
     narrow = [w for g in groups_of(program) if (w := window_of(program, g, NARROW))]
     assert plan.by_columns and plan.height > 4 and not plan.kept and not any(w.by_columns for w in narrow)
-    assert weights is not None and plan.rolled == (weights[2] > 7)
+    assert weights is not None and plan.rolled == (weights[2] * weights[3] > 64)
+    assert plan.rows_read == {17: 9, 21: 11, 31: 11}.get(weights[2], 0)
     schedule = schedule_for_cpu(program, WIDE)
     for s in schedule.program.statements:
         if s.combiner is not None:
@@ -461,6 +466,8 @@ def test_many_columns_are_done_one_after_the_other(name: str) -> None:
             (rows,) = (schedule.program.tensor[a.tensor] for a in s.reads if a.tensor.startswith("x"))
             loops = schedule.nests[s.name].names
             assert rows.space == "reg" and ".p.p" in loops[-2]  # rows of the tile, then lanes
+            first = int(rows.shape[2].evaluate({}))
+            assert first <= plan.height - 1 + (plan.rows_read or weights[2])
     check_instances(schedule.lower(), schedule.program)
     check_capacity(schedule.lower(), WIDE)
 
