@@ -194,12 +194,15 @@ def _inside_rows(program: Program, group: Group) -> dict[str, dict[str, int]] | 
 
 
 def _block(group: Group, height: int, threads: int) -> int:
-    """Rows in even blocks, of which all threads have one; 0 where there are none."""
+    """Rows in even blocks, of which threads have equal numbers where there are such blocks, or else one at least; 0
+    where there are none."""
     assert group.box is not None
     *outer, (_, last) = group.box
-    around = prod(high - low + 1 for low, high in outer)
-    most = min(MOST_BLOCK, (last + 1) // (1 if around >= threads else threads))
-    return max((b for b in range(height, most + 1, height) if (last + 1) % b == 0), default=0)
+    rows, around = last + 1, prod(high - low + 1 for low, high in outer)
+    alone = 1 if around >= threads else threads
+    fitting = [b for b in range(height, min(MOST_BLOCK, rows // alone) + 1, height) if rows % b == 0]
+    shared = [b for b in fitting if b >= LEAST_STEPS * height and rows // b % alone == 0]
+    return max(shared or fitting, default=0)
 
 
 def _staggered(program: Program, group: Group, plan: RowPlan, limits: _Limits) -> RowPlan:
