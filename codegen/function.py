@@ -79,12 +79,14 @@ def lower(tree: LoopTree, machine: Machine, entry: str) -> Module:
     """A loop tree as a module, see `Module`. Raises `UnsupportedError` naming what has no compiled form."""
     entry = symbol(entry)
     registers = frozenset(m.name for m in machine.memories if m.kind == "register")
-    steps = steps_of(tree, registers)
+    used = {n.tensor.space for n in tree.nodes() if isinstance(n, Alloc)}
+    tiles = frozenset(m for m in (machine.matrix_unit.writes if machine.matrix_unit else ()) if m in used)
+    steps = steps_of(tree, registers | tiles)
     phases = [*phases_of(steps)]
     allocated = {n.tensor.name for n in tree.nodes() if isinstance(n, Alloc)}
-    outside = tuple(t for t in tree.tensors if t.name not in allocated and t.space not in registers)
+    outside = tuple(t for t in tree.tensors if t.name not in allocated and t.space not in registers | tiles)
     statements = tuple(dict.fromkeys(n.statement for n in tree.nodes() if isinstance(n, Compute)))
-    context = _Context(tree, machine, registers, outside, statements)
+    context = _Context(tree, machine, registers, tiles, outside, statements)
     names = tuple(f"{entry}.{i}" for i in range(len(phases)))
     parts: list[str] = []
     globals_: list[str] = []
@@ -109,7 +111,9 @@ def lower(tree: LoopTree, machine: Machine, entry: str) -> Module:
         text.append("!0 = !{i32 1}")
     parallel = tuple(p.parallel for p in phases)
     tensors = tuple(t.name for t in outside)
-    return Module("\n".join(text) + "\n", entry, parallel, tensors, tree.parameters, statements, tree, registers)
+    return Module(
+        "\n".join(text) + "\n", entry, parallel, tensors, tree.parameters, statements, tree, registers | tiles
+    )
 
 
 class _Context:
@@ -120,10 +124,11 @@ class _Context:
         tree: LoopTree,
         machine: Machine,
         registers: frozenset[str],
+        tiles: frozenset[str],
         outside: tuple[Tensor, ...],
         statements: tuple[str, ...],
     ) -> None:
-        self.tree, self.registers, self.outside = tree, registers, outside
+        self.tree, self.registers, self.tiles, self.outside = tree, registers, tiles, outside
         self.target = target_of(machine)
         self.statements = {name: i for i, name in enumerate(statements)}
         self.all = {t.name: t for t in tree.tensors} | {
@@ -145,6 +150,9 @@ class _Context:
             signature = f"define internal i64 @{name}.{kind}({', '.join(slots)}, {passed(phase)}) nounwind"
             return "\n".join([f"{signature} {{", "entry:", *head, *lines, "  ret i64 0", "}", ""])
 
+        if state.has_tiles:
+            writer.declare("void @llvm.x86.tilerelease()")
+            writer.emit("call void @llvm.x86.tilerelease()")
         plain = text("body", [state.unaligned.get(line, line) for line in writer.lines])
         if state.streamed and self.target.x86:  # such stores keep no order until then
             writer.declare("void @llvm.x86.sse.sfence()")
@@ -161,6 +169,7 @@ class _Context:
         bases = {t.name: f"%t{i}" for i, t in enumerate(self.outside)}
         registers = Registers(ops)
         state = State(writer, ops, indices, registers, self.all, bases, self.registers, self.statements, self.target)
+        state.tile_spaces, state.sizes = self.tiles, dict(self.tree.sizes)
         for i, parameter in enumerate(self.tree.parameters):
             indices.values[parameter] = indices.of_value(f"%n{i}", None)
             writer.depth_of[f"%n{i}"] = 0

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Final
 
 from poly.codegen import jit
-from poly.codegen.host import host_machine, is_arm, is_x86
+from poly.codegen.host import host_machine, is_arm, is_x86, tiles_granted
 from poly.machine import Machine
 
 # What programs ask for by name: LLVM picks none of these instructions by itself, and virtual machines hide many.
@@ -33,6 +33,8 @@ def absent_here(machine: Machine) -> tuple[str, ...]:
     must not run."""
     if machine is host_machine():
         return ()
+    if machine.matrix_unit is not None and not tiles_granted():
+        return ("amx-tile",)
     target, host = jit.parts_of(machine), jit.parts_of(host_machine())
     return () if target == host else _absent(target, host)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from poly.machine import USUAL_BYTES_PER_CYCLE, USUAL_CACHE, USUAL_CORE, Engine, Machine, Memory
+from poly.machine import MATRIX_TILE, USUAL_BYTES_PER_CYCLE, USUAL_CACHE, USUAL_CORE, Engine, Machine, Memory
 
 # What a model of time starts from, for a server core of today with wide vectors: paths grow with them (decision 0041).
 _WIDE_BYTES_PER_CYCLE = {0: 10, 1: 128, 2: 56, 3: 28}
@@ -23,6 +24,9 @@ _MESH_CORE = {
 }  # fmt: skip
 _TILED, _RAPIDS = "sapphirerapids", "rapids"  # the first core that has tiles; how the names of all of them end
 _WIDE = 16  # f32 lanes
+# The system call, its request and the state that is asked for; tiles and the bytes of one.
+_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA = 158, 0x1023, 18
+_TILES, _TILE_BYTES = 8, 1024
 _OWN = 2  # levels that a core has for itself
 _CPU_DIRECTORY = Path("/sys/devices/system/cpu")
 
@@ -37,7 +41,7 @@ def host_machine() -> Machine:
 
     flags = dict(llvm.get_host_cpu_features())
     features = tuple(name if on else f"-{name}" for name, on in sorted(flags.items()))
-    return machine_of_features(
+    found = machine_of_features(
         host_cpu(),
         features,
         str(llvm.get_process_triple()),
@@ -45,6 +49,7 @@ def host_machine() -> Machine:
         os.cpu_count() or 1,  # not those that this process may use: plans must not differ with where it runs
         clock_mhz(),
     )
+    return found if found.matrix_unit is None or tiles_granted() else without_matrix_unit(found)
 
 
 @cache
@@ -93,7 +98,45 @@ def machine_of_features(
     dram = Memory("dram", None, "dram", align=64, line=64, bytes_per_cycle=rates[0])
     memories = (dram, *levels, Memory("reg", registers, "register"))
     engine = Engine("core", "core", lanes=lanes, features=features, cost=core, dots=_dots(frozenset(features)))
-    return Machine(f"cpu-{cpu}", "cpu", memories, (engine,), clock_mhz=clock, cores=cores, triple=triple, cpu=cpu)
+    unit, tiles = _matrix_unit(frozenset(features))
+    return Machine(
+        f"cpu-{cpu}", "cpu", (*memories, *tiles), (engine, *unit), clock_mhz=clock, cores=cores, triple=triple, cpu=cpu
+    )
+
+
+def _matrix_unit(features: frozenset[str]) -> tuple[tuple[Engine, ...], tuple[Memory, ...]]:
+    """What multiplies tiles of matrices, and the memory of its tiles, where there are such."""
+    if not features >= {"amx-tile", "amx-int8"}:
+        return (), ()
+    rows, cols = MATRIX_TILE
+    operators = ("dot4", "dot2_bf16") if features >= {"amx-bf16", "avx512bf16"} else ("dot4",)
+    tiles = Memory("tiles", _TILES * _TILE_BYTES, "accumulator", align=_TILE_BYTES)
+    unit = Engine(
+        "matrix", "array", reads=("tiles", "tiles"), writes=("tiles",), rows=rows, cols=cols,
+        cost=dict.fromkeys(operators, rows),
+        dots=tuple((name, cols) for name in operators), features=("amx-tile", "amx-int8"),
+    )  # fmt: skip
+    return (unit,), (tiles,)
+
+
+def without_matrix_unit(machine: Machine) -> Machine:
+    """The same machine without what multiplies tiles of matrices."""
+    unit = machine.matrix_unit
+    if unit is None:
+        return machine
+    memories = tuple(m for m in machine.memories if m.name not in unit.writes)
+    return replace(machine, memories=memories, engines=tuple(e for e in machine.engines if e is not unit))
+
+
+@cache
+def tiles_granted() -> bool:
+    """Whether this process may use tiles of matrices: Linux is asked once, for all of its threads."""
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return False
+    import ctypes
+
+    granted = ctypes.CDLL(None, use_errno=True).syscall(_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA)
+    return granted == 0
 
 
 def _rates(lanes: int, features: frozenset[str]) -> tuple[Mapping[int, int], Mapping[str, int]]:
@@ -118,7 +161,9 @@ def _dots(features: frozenset[str]) -> tuple[tuple[str, int], ...]:
     """Lanes of sums of two products of 16 bits, and of four of 8."""
     pairs = 16 if "avx512bw" in features else 8 if "avx2" in features else 0
     fours = 16 if "avx512vnni" in features else 8 if "avxvnni" in features else 0
-    return tuple((name, lanes) for name, lanes in (("dot2", pairs), ("dot4", fours)) if lanes)
+    halves = pairs if features >= {"amx-bf16", "avx512bf16"} else 0  # beside a matrix unit; others widen operands
+    found = (("dot2", pairs), ("dot4", fours), ("dot2_bf16", halves))
+    return tuple((name, lanes) for name, lanes in found if lanes)
 
 
 def cache_sizes() -> dict[int, int]:

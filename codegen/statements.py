@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from poly.codegen.expressions import expression, multiply_accumulate
-from poly.codegen.instructions import dot
+from poly.codegen.instructions import dot, summed_halves
+from poly.codegen.joined import joined
 from poly.codegen.loads import load
 from poly.codegen.state import State
 from poly.codegen.status import WRITE
@@ -13,7 +14,7 @@ from poly.codegen.stores import Update, side_by_side, store
 from poly.codegen.values import Value
 from poly.dtypes import is_float
 from poly.errors import UnsupportedError
-from poly.expr import DOTS, Apply, reads_of
+from poly.expr import DOTS, IN_TILES, Apply, reads_of
 from poly.loops import Compute
 from poly.program import ReadIndex
 
@@ -33,6 +34,8 @@ def compute(s: State, node: Compute, needed: Sequence[int]) -> None:
     """A statement at the current place. `needed`: of its reads, as `needed_reads` gives them."""
     with s.at_statement(node.statement):
         values: dict[int, Value] = {}
+        if (whole := joined(s, node)) is not None:
+            return store(s, node.write, Update(whole), values)
         for position in needed:
             values[position] = load(s, node.reads[position], values, position)
         store(s, node.write, _update(s, node, values), values)
@@ -54,7 +57,11 @@ def _update(s: State, node: Compute, values: dict[int, Value]) -> Update:
         a, b = (expression(s, e, values, dtype, True) for e in body.arguments)
         if side_by_side(s, node.write):
             return Update(a, lambda old, new: dot(s.ops, body.operator, new, b, old), combiner)
-    value = s.ops.cast(expression(s, body, values, dtype, node.contract), dtype)
+    if operator == "add" and isinstance(body, Apply) and body.operator == IN_TILES:
+        operands = (expression(s, e, values, "i32", True) for e in body.arguments)
+        value = s.ops.cast(summed_halves(s.ops, *operands), dtype)
+    else:
+        value = s.ops.cast(expression(s, body, values, dtype, node.contract), dtype)
     if operator is None:
         return Update(value)
     return Update(value, lambda old, new: s.ops.cast(s.ops.apply(operator, (old, new)), dtype), combiner)

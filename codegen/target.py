@@ -15,11 +15,17 @@ _NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "sse2": ("sse",), "sse3": ("sse2",), "ssse3": ("sse3",), "sse4.1": ("ssse3",), "sse4.2": ("sse4.1",),
     "avx": ("sse4.2",), "avx2": ("avx",), "fma": ("avx",), "f16c": ("avx",), "avxvnni": ("avx2",),
     "avx512f": ("avx2", "fma", "f16c"), "avx512vl": ("avx512f",), "avx512bw": ("avx512f",), "avx512dq": ("avx512f",),
-    "avx512vnni": ("avx512f",), "avx512fp16": ("avx512bw", "avx512dq", "avx512vl"),
+    "avx512vnni": ("avx512f",), "avx512bf16": ("avx512bw",), "avx512fp16": ("avx512bw", "avx512dq", "avx512vl"),
+    "amx-int8": ("amx-tile",), "amx-bf16": ("amx-tile",),
 }  # fmt: skip
 _DOT_FEATURES: Final[Mapping[tuple[str, int], tuple[set[str], ...]]] = {
     ("dot2", 16): ({"avx512bw"},), ("dot2", 8): ({"avx2"},),
+    ("dot2_bf16", 16): ({"avx512bf16"},),
     ("dot4", 16): ({"avx512vnni"},), ("dot4", 8): ({"avxvnni"}, {"avx512vnni", "avx512vl"}),
+}  # fmt: skip
+_MATRIX_FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
+    "amx-tile": ("tilezero", "tileloadd64", "tilestored64"), "amx-int8": ("tdpbusd", "tdpbsud"),
+    "amx-bf16": ("tdpbf16ps",),
 }  # fmt: skip
 MANY_REGISTERS = 32  # vector registers: what LLVM keeps of addresses and of squares costs no spills
 
@@ -33,6 +39,7 @@ class Target:
 
     `vector`, `line`: bytes of one. `masked_stores`: they are cheap. `least_masked_load`: bytes of the smallest elements
     that it loads under a mask at once. `gathers`: one instruction that loads from many places is sooner than loads.
+    `matrix`: instructions of its matrix unit.
     """
 
     x86: bool = False
@@ -48,6 +55,7 @@ class Target:
     least_masked_load: int = 4
     many_registers: bool = False
     gathers: bool = False
+    matrix: frozenset[str] = frozenset()
 
 
 def target_of(machine: Machine) -> Target:
@@ -63,6 +71,7 @@ def target_of(machine: Machine) -> Target:
         table=16 if "avx512f" in has else 8 if "avx2" in has else 0, scales={"avx512f", "avx512dq"} <= has,
         dots=dots, vector=machine.lanes(1), line=machine.line, masked_stores=any_size,
         least_masked_load=1 if any_size else 4, many_registers=machine.vector_registers >= MANY_REGISTERS,
+        matrix=frozenset(i for f, names in _MATRIX_FEATURES.items() if x86 and f in has for i in names),
         gathers="avx2" in has and any(e.cost.get("gather") for e in machine.engines_of("core")[:1]),
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -230,6 +230,13 @@ class Writer:
             self.globals[key] = f"{self.globals_prefix}{len(self.globals)}"
         return self.globals[key]
 
+    def bytes_constant(self, data: Sequence[int]) -> str:
+        """A read-only global of some bytes; gives its name."""
+        key = f"[{len(data)} x i8] {', '.join(f'i8 {v}' for v in data)}"
+        if key not in self.globals:
+            self.globals[key] = f"{self.globals_prefix}{len(self.globals)}"
+        return self.globals[key]
+
     def fresh_label(self) -> str:
         """A label that no block has."""
         return self.name("L")[1:]
@@ -254,6 +261,6 @@ class Writer:
         for key, name in self.globals.items():
             kind, text = key.split("] ", 1)
             count, element = kind[1:].split(" x ")
-            items = ", ".join([f"{element} {text}"] * int(count))
+            items = text if ", " in text else ", ".join([f"{element} {text}"] * int(count))
             lines.append(f"{name} = private unnamed_addr constant [{count} x {element}] [{items}], align 64")
         return lines

@@ -15,6 +15,7 @@ from poly.affine import Constraint, var
 from poly.codegen.addresses import Linear
 from poly.codegen.asks import ask_for
 from poly.codegen.loop_ends import Ends, ends_of
+from poly.codegen.matrix import begin_buffer, command, configure, require_no_tiles, shapes_of
 from poly.codegen.predicates import both, predicate, prefix_mask
 from poly.codegen.registers import Entry, Place
 from poly.codegen.state import Lanes, State, first_lanes
@@ -47,8 +48,18 @@ class Walker:
         self.probed: dict[object, frozenset[Place]] = {}
 
     def nodes(self, nodes: Sequence[Node]) -> None:
+        s = self.s
+        told = s.shapes or s.writer.probing or not s.tile_spaces
+        shapes = () if told else shapes_of(nodes, s.tile_spaces, s.sizes)
+        if shapes:
+            configure(s, shapes)
         for node in nodes:
-            self.node(node)
+            if shapes is None and len(nodes) > 1:  # no shapes for all, but for some each
+                self.nodes((node,))
+            else:
+                self.node(node)
+        if shapes:
+            s.shapes = ()
 
     def node(self, node: Node) -> None:
         match node:
@@ -79,6 +90,7 @@ class Walker:
         needed = self.needed.get(id(node))
         if needed is None:
             needed = self.needed[id(node)] = needed_reads(node)
+            require_no_tiles(self.s, node)
         compute(self.s, node, needed)
 
     # -- loops
@@ -86,6 +98,8 @@ class Walker:
     def loop(self, node: For) -> None:
         if node.kind == "parallel" and any(isinstance(n, Sync) for n in walk(node.body)):
             raise UnsupportedError(f"threads meet inside parallel loop {node.variable}", hint="move the sync out of it")
+        if node.kind == "unit" and self.s.tile_spaces and command(self.s, node):
+            return
         ends = self.fixed.get(id(node)) or self._ends(node)
         if ends.trips == 0:
             return
@@ -296,6 +310,12 @@ class Walker:
             return
         if s.lanes is not None:
             raise UnsupportedError(f"buffer {tensor.name} is allocated inside a vector loop", hint="promote it outside")
+        if s.in_tiles(tensor.name):
+            s.indices.set_strides(tensor.name, tensor.storage_shape)
+            before = begin_buffer(s, tensor)
+            self.nodes(node.body)
+            s.tiles_taken = before
+            return
         s.bases[tensor.name] = self.allocate(node)
         s.indices.set_strides(tensor.name, tensor.storage_shape)
         self.nodes(node.body)

@@ -66,7 +66,7 @@ class Cast:
 
 Expr = Const | Read | IndexValue | Apply | Cast
 Cost = Literal["instruction", "slow", "exponential", "function"]
-Result = Literal["same", "bool", "float", "integer", "bits"]
+Result = Literal["same", "bool", "float", "integer", "bits", "f32"]
 BITS: Final = {"f32": "i32", "i32": "f32", "f64": "i64", "i64": "f64"}
 MOST_EXPRESSIONS: Final = 48  # in a body that has a value in several places
 
@@ -75,7 +75,7 @@ MOST_EXPRESSIONS: Final = 48  # in a body that has a value in several places
 class Operator:
     """`cost` on a core: an instruction or a few, one that keeps its unit busy for several cycles, a polynomial as of an
     exponential, or more. `result`: the dtype of the arguments, bool, the arguments' (which must be floating or
-    integers), or `BITS`.
+    integers), `BITS`, or f32 of integers.
     """
 
     name: str
@@ -174,6 +174,16 @@ def _dot(left: str, right: str) -> Callable[..., object]:
     return call
 
 
+def _dot_of_halves(a: np.ndarray, b: np.ndarray) -> object:
+    a, b = np.broadcast_arrays(*_integers(a, b))
+    if (a.dtype, b.dtype) != (np.int32, np.int32):
+        raise TypeError("an operator on integers of 32 bits only")
+    (low, high), (first, second) = (
+        ((x << 16).view(np.float32), (x & -(1 << 16)).view(np.float32)) for x in (a, b)
+    )  # fmt: skip
+    return low * first + high * second
+
+
 _TABLE: Final[Sequence[Operator]] = (
     Operator("or", 2, np.logical_or, "instruction", "bool", "or", 1),
     Operator("and", 2, np.logical_and, "instruction", "bool", "and", 2),
@@ -222,8 +232,10 @@ _TABLE: Final[Sequence[Operator]] = (
     # Sums of products of what two i32 hold: of two i16 each; of four u8 and four i8.
     Operator("dot2", 2, _dot("<i2", "<i2"), "instruction", "integer"),
     Operator("dot4", 2, _dot("u1", "i1"), "instruction", "integer"),
+    Operator("dot2_bf16", 2, _quiet(_dot_of_halves), "instruction", "f32"),  # of two bf16 each, in f32
 )
-DOTS: Final[dict[str, int]] = {"dot2": 2, "dot4": 4}  # by how many products they sum
+IN_TILES: Final = "dot2_bf16"  # what only sums of a matrix unit are made of
+DOTS: Final[dict[str, int]] = {"dot2": 2, "dot4": 4, IN_TILES: 2}  # by how many products they sum
 OPERATORS: Final[dict[str, Operator]] = {row.name: row for row in _TABLE}
 
 
@@ -346,14 +358,14 @@ def dtype_of(body: Expr, reads: Sequence[str]) -> str | None:
                 hint = "f64(x) / f64(y), or trunc_div(x, y), which drops the fraction" if name == "div" else hint
                 raise ShapeError(f"{operator.infix or name}: takes floating operands, not {dtype}", hint=hint)
             _require_kind(operator, dtype)
-            return "bool" if operator.result == "bool" else dtype
+            return operator.result if operator.result in ("bool", "f32") else dtype
 
 
 _OF_NUMBERS: Final = ("sub", "neg", "sign", "pow", "floor_div", "mod")  # not of truths
 
 
 def _require_kind(operator: Operator, dtype: str | None) -> None:
-    name, integer = operator.name, operator.result == "integer"
+    name, integer = operator.name, operator.result in ("integer", "f32")
     if integer and dtype is None:
         raise ShapeError(f"{name}: of literals only", hint=f"the number itself, or {name}(i64(...), ...)")
     if integer and dtype is not None and not is_integer(dtype) and not (dtype == "bool" and name.startswith("bit_")):
@@ -361,7 +373,7 @@ def _require_kind(operator: Operator, dtype: str | None) -> None:
         hint = f"i32(x) or i64(x) inside {name}{more.get(name, '')}"
         raise ShapeError(f"{name}: takes integers, not {dtype}", hint=hint)
     if name in DOTS and dtype != "i32":
-        raise ShapeError(f"{name}: takes i32, not {dtype}", hint="each holds two i16, or four integers of 8 bits")
+        raise ShapeError(f"{name}: takes i32, not {dtype}", hint="each holds two i16 or bf16, or four 8-bit integers")
     if dtype is not None and dtype[0] == "c" and name in ("floor_div", "mod"):
         raise ShapeError(f"{operator.infix}: takes integers and floats, not {dtype}", hint="/ of complex numbers")
     if dtype == "bool" and name in _OF_NUMBERS:
@@ -452,7 +464,7 @@ def is_free(body: Expr) -> bool:
             return dtype is None
         case Apply(name, arguments):
             values = arguments[1:] if name == "select" else arguments
-            return OPERATORS[name].result not in ("bool", "bits") and all(is_free(a) for a in values)
+            return OPERATORS[name].result not in ("bool", "bits", "f32") and all(is_free(a) for a in values)
         case _:
             return False
 

@@ -23,6 +23,7 @@ from poly.locks import cached_property
 
 EngineKind = Literal["core", "dma", "array", "vector"]
 SCHEMA = 1
+MATRIX_TILE: Final = (16, 16)  # rows and elements of 4 bytes of a tile of a core's matrix unit
 # What a CPU has where its description does not say: vector registers, bytes of the nearest cache, of a line.
 USUAL_REGISTERS, USUAL_CACHE, USUAL_LINE = 16, 32768, 64
 # Sustained bytes a cycle out of each cache level, and out of memory (0).
@@ -105,7 +106,8 @@ class Engine:
     `reads` and `writes`: the memories that an array's operands (in the order a, b) and results, or a vector engine's
     operands, may lie in. `rows`, `cols`: of an array; `lanes`: elements a cycle of a vector engine or f32 lanes of a
     core; `cost`: of a core by the names of `USUAL_CORE`, else by operator; `features`: LLVM's names; `dots`:
-    instructions of a core for `poly.expr.DOTS`, with their lanes.
+    instructions of a core for `poly.expr.DOTS`, with their lanes; of a core's matrix unit, an array, with the steps
+    of a sum that one command makes.
     """
 
     name: str
@@ -258,9 +260,23 @@ class Machine:
         return max(1, core.lanes * 4 // dtype_bytes) if core and core.kind == "core" else (core.lanes if core else 1)
 
     @cached_property
+    def matrix_unit(self) -> Engine | None:
+        """What multiplies tiles of matrices in a core, for the operators that its `dots` name: an array of the size for
+        which there are instructions, of which the core has the features.
+        """
+        known = {f for e in self.engines_of("core") for f in e.features} if self.kind == "cpu" else set[str]()
+        units = (e for e in self.engines_of("array") if e.features and known.issuperset(e.features) and e.writes)
+        return next((e for e in units if (e.rows, e.cols) == MATRIX_TILE), None)
+
+    @cached_property
     def dots(self) -> Mapping[str, int]:
         """Lanes of a core's instructions for `poly.expr.DOTS`, by name, as far as it has them."""
         return {name: lanes for e in self.engines_of("core") for name, lanes in e.dots}
+
+    @cached_property
+    def summed(self) -> frozenset[str]:
+        """The operators of `poly.expr.DOTS` that sums are made of: those of a core and of its matrix unit."""
+        return frozenset((*self.dots, *(name for name, _ in (self.matrix_unit.dots if self.matrix_unit else ()))))
 
     @cached_property
     def hash(self) -> str:

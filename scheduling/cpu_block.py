@@ -21,6 +21,7 @@ from poly.scheduling.asked_copies import copies_into
 from poly.scheduling.cpu_block_ahead import Ahead
 from poly.scheduling.cpu_block_copies import Packing
 from poly.scheduling.cpu_block_steps import Steps
+from poly.scheduling.cpu_block_unit import Units
 from poly.scheduling.cpu_chain import keep_values
 from poly.scheduling.cpu_core import WALKED
 from poly.scheduling.cpu_edits import cut, fused, loop_of, ordered, unrolled, with_padding
@@ -70,6 +71,7 @@ class Blocking(Tiling[BlockPlan]):
         super().__init__(group, plan, machine)
         self.packing = Packing(plan.vector, machine)
         self.steps, self.ahead = Steps(group, plan, machine), Ahead(group, plan, machine)
+        self.units = Units(group, plan, machine)
 
     def run(self, schedule: Schedule) -> Schedule:
         plan, names = self.plan, list(self.group.names)
@@ -226,6 +228,14 @@ class Blocking(Tiling[BlockPlan]):
                 first, tiles[0] = f"{tiles[0]}.o", f"{tiles[0]}.p"
             if not plan.lanes_inside:
                 tiles.reverse()
+            if self.units.suits(strip, piece):
+                outside = [*[first] * blocks, *tiles]
+                band = schedule.nests[name].names[depth:]
+                between = [n for n in band if n not in outside and n not in points]
+                schedule = ordered(schedule, name, [*outside, *between, *points])
+                unit_tile = (piece.tile, strip.width)
+                schedule = self.units.in_commands(schedule, name, between, (points[0], points[1]), unit_tile)
+                continue
             turned = self._is_turned(schedule, name)
             if turned:
                 points.reverse()
@@ -241,6 +251,8 @@ class Blocking(Tiling[BlockPlan]):
             if not self._is_edge(strip, piece):
                 schedule = self.steps.in_body(schedule, name, inner, points, (piece.tile, strip.width))
             schedule = unrolled(schedule, points[:-1]).vectorise(points[-1])
+        if self.units.suits(strip, piece):
+            return self._unit_tile(schedule, names, depth, blocks)
         schedule = self._tile(schedule, names, depth, blocks, piece.tile)
         schedule = self._results_asked(schedule, strip, piece, names, depth + blocks)
         longest = max(strip.rows, key=lambda p: p.high - p.low)
@@ -302,6 +314,14 @@ class Blocking(Tiling[BlockPlan]):
         schedule = self.ahead.constants(schedule, updates[0])
         schedule = self.ahead.lanes(schedule, updates[0])
         return self.ahead.beside(schedule, names, tiles[-1])
+
+    def _unit_tile(self, schedule: Schedule, names: Sequence[str], depth: int, blocks: int) -> Schedule:
+        """What the statements of a register tile in a matrix unit share."""
+        schedule = fused(schedule, names, range(depth, depth + blocks + 2))
+        loops = schedule.nests[names[0]].names
+        for update in (n for n in names if self._is_update(schedule, n)):
+            schedule = self.units.in_tiles(schedule, names, update, loops[depth + blocks + 1])
+        return schedule
 
     def _with_sums(self, schedule: Schedule, s: Statement, anchor: str) -> Schedule:
         """The sums of a register tile: in every block of the reduction from zero, if it is long enough."""

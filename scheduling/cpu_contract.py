@@ -20,6 +20,7 @@ from poly.scheduling.cpu_facts import Facts, axis_of, facts_of
 from poly.scheduling.cpu_nontemporal import row_bytes, tensors_read_anywhere
 from poly.scheduling.cpu_plan import BlockPlan
 from poly.scheduling.cpu_rating import Rated, RatedWays
+from poly.scheduling.cpu_units import RatedUnits
 from poly.scheduling.cpu_ways import Way, operation_cycles
 from poly.scheduling.groups import Group
 
@@ -101,7 +102,8 @@ def _remembered(key: _Key) -> Rated | None:
     if best is None or best.cycles > GOOD * least_cycles(facts):
         for axis in other_lanes(facts, update, lanes):
             best = _best(facts, update, axis, best) or best
-    return best
+    on_unit = None if uneven else RatedUnits(facts, update, lanes).best_on_unit()
+    return on_unit if on_unit is not None and (best is None or on_unit.cycles < best.cycles) else best
 
 
 def _best(facts: Facts, update: Statement, lanes: int, best: Rated | None) -> Rated | None:

@@ -17,6 +17,7 @@ from poly.scheduling.exact_sums import sums_in_f32
 from poly.scheduling.joined_axes import join_axes
 from poly.scheduling.joined_maps import with_maps_joined
 from poly.scheduling.joined_parts import with_parts_joined
+from poly.scheduling.paired_sums import sums_of_pairs
 from poly.scheduling.separated import with_windows_separated
 from poly.scheduling.step_order import with_steps_in_order
 from poly.scheduling.uneven import finite_factors
@@ -32,7 +33,7 @@ def model_for_cpu(program: Program, constants: Mapping[str, Array], machine: Mac
     """
     if machine.kind != "cpu":
         return program
-    return with_maps_joined(sums_in_f32(_narrow_sums(program, machine.dots), constants))
+    return with_maps_joined(sums_in_f32(_narrow_sums(program, machine.summed), constants))
 
 
 def for_cpu(program: Program, finite: Collection[str], machine: Machine, threads: int) -> Program:
@@ -46,7 +47,7 @@ def for_cpu(program: Program, finite: Collection[str], machine: Machine, threads
 
 def known_for_cpu(program: Program, constants: Mapping[str, Array], machine: Machine, threads: int) -> Program:
     """Like `for_cpu`, from the values of the constants, with sums of narrow numbers as it multiplies them."""
-    program = _narrow_sums(program, machine.dots) if machine.kind == "cpu" else program
+    program = _narrow_sums(program, machine.summed) if machine.kind == "cpu" else program
     return for_cpu(program, finite_factors(program, constants), machine, threads)
 
 
@@ -71,4 +72,4 @@ def _edited(program: Program, padding: _Edit, columns: _Edit) -> Program:
 
 def _narrow_sums(program: Program, dots: Collection[str]) -> Program:
     """The program with sums of products of small integers by instructions, those of 16-bit floats of wide operands."""
-    return sums_of_widened(sums_by_dots(program, dots))
+    return sums_of_widened(sums_of_pairs(sums_by_dots(program, dots), dots))

@@ -25,9 +25,15 @@ from poly.scheduling.cpu_plan import BlockPlan
 from poly.scheduling.groups import groups_of
 from poly.scheduling.schedule import Schedule
 
+
+def _other(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"core_{n}" for n in names)
+
+
 RENAMED = replace(
     host_machine(), name="renamed",
     memories=tuple(m if m.kind == "dram" else replace(m, name=f"core_{m.name}") for m in host_machine().memories),
+    engines=tuple(replace(e, reads=_other(e.reads), writes=_other(e.writes)) for e in host_machine().engines),
 )  # fmt: skip
 PROGRAMS: dict[str, tuple[str, dict[str, tuple[int | str, ...]]]] = {
     "product": ("C[i,j] += A[i,k]*B[k,j]", {"A": (37, 40), "B": (40, 70)}),

@@ -1,0 +1,168 @@
+"""Contractions for a core's matrix unit, rated beside those for its vectors.
+
+Register tiles are two by two tiles of the unit where a loop is long enough: each load serves two commands then. What
+packing and traffic cost follows from the model of all contractions (`poly.scheduling.cpu_rating`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf, prod
+
+import numpy as np
+
+from poly.expr import Apply, Read
+from poly.scheduling.cpu_core import TILE_CYCLES
+from poly.scheduling.cpu_facts import axis_of
+from poly.scheduling.cpu_plan import BlockPlan, Piece, Strip, UnitPlan, balanced, tallest
+from poly.scheduling.cpu_rating import Grid, Rated, RatedWays
+from poly.scheduling.cpu_ways import Way
+
+SIDE = 2  # tiles of the unit beside each other in a register tile, along rows and along lanes
+PANELS, ROW_BLOCKS = (1, 4, 8, 16, 32), (0, 4, 16)
+LEFT_OVER = 1.5  # times its operations that a piece takes which is left over for vectors
+
+
+@dataclass(frozen=True)
+class RatedUnits(RatedWays):
+    """What can be chosen for one reduction with given lanes on a matrix unit."""
+
+    def best_on_unit(self) -> Rated | None:
+        """The best plan; None where the unit does not do such sums."""
+        best: Rated | None = None
+        for way, unit in self._unit_ways():
+            grid = self._unit_grid(way, unit)
+            (cycles,) = self._cycles([grid])
+            k = int(np.argmin(cycles))
+            if best is None or cycles[k] < best.cycles:
+                best = Rated(float(cycles[k]), partial(self._unit_plan, way, unit, *(int(v) for v in grid.sizes[k])))
+        return best
+
+    def _unit_ways(self) -> Iterator[tuple[Way, UnitPlan]]:
+        engine, body = self.facts.machine.matrix_unit, self.update.body
+        match body:
+            case Apply(name, (Read(a), Read(b))) if engine is not None and a != b:
+                steps = dict(engine.dots).get(name, 0)
+            case _:
+                return
+        fits = steps and self.vector == engine.cols and not self.facts.uneven and not self.turned
+        if not fits or any(r.guard or r.indirect for r in self.update.reads):
+            return
+        for way in sorted(self.ways(), key=lambda w: not w.lanes_inside):  # of equals: results row by row
+            unit = self._unit(way, engine.name, name, engine.rows, steps)
+            if unit is not None:
+                yield way, unit
+
+    def _unit(self, way: Way, engine: str, operator: str, rows: int, steps: int) -> UnitPlan | None:
+        """How the unit does a way: its rows lie along the reduction, its lanes are packed."""
+        lanes, along = self.names[self.lanes], self.names[way.rows]
+        if self.extents[along] < rows or self.extents[lanes] < self.vector:
+            return None
+        packed = {k for k, _ in way.packs}
+        (first, *_), (second, *_) = (
+            [k for k, o in enumerate(self.operands[:-1]) if o.depends(n)] or [-1] for n in (along, lanes)
+        )
+        if {first, second} != {0, 1} or packed != {second} or self.operands[first].depends(lanes):
+            return None
+        if self.operands[second].depends(along) or not self._alone(first, along) or not self._alone(second, lanes):
+            return None
+        for n, length in self.ranges.items():
+            if self.operands[first].stride(n) == self.operands[first].element and self._alone(first, n):
+                size = max(d for d in range(1, steps + 1) if length % d == 0)
+                if self.operands[second].depends(n) and self._alone(second, n) and size > 1:
+                    return UnitPlan(engine, operator, rows, n, size, length)
+        return None
+
+    def _alone(self, k: int, iterator: str) -> bool:
+        """Whether an iterator moves an operand along one axis, one element a step."""
+        access = self.update.accesses[k][0]
+        axis = axis_of(access, iterator)
+        return axis is not None and self.operands[k].axes[axis].get(iterator) == 1
+
+    # ---- sizes
+
+    def _unit_tile(self, way: Way, unit: UnitPlan) -> tuple[int, int]:
+        """Rows and vectors of a register tile."""
+        rows, lanes = self.extents[self.names[way.rows]], self.facts.extents[self.lanes]
+        return unit.rows * min(SIDE, rows // unit.rows), min(SIDE, lanes // self.vector)
+
+    def _unit_grid(self, way: Way, unit: UnitPlan) -> Grid:
+        """Candidates, as those of `RatedWays`."""
+        height, width = self._unit_tile(way, unit)
+        rows = self.extents[self.names[way.rows]]
+        tiles, count = max(1, self.vectors // width), -(-rows // height)
+        panels = sorted({min(p, tiles) for p in (*PANELS, tiles, -(-tiles // self.facts.threads))})
+        blocks = sorted({min(b, count) for b in ROW_BLOCKS}) if not way.lanes_inside else [0]
+        depths = [d for d in (0, *self.depths_of(way)) if (d or not way.lanes_outside) and self._is_deep(d, unit)]
+        found = [(height, width, p, b, d) for p in panels for b in blocks for d in depths]
+        sizes = np.array(found or [(height, width, tiles, 0, 0)], float)
+        work = self._unit_work(way, unit, sizes[:, 4]) if found else np.full(1, inf)
+        full = np.full(len(sizes), float(count))
+        return Grid(way, sizes, work, full, np.zeros(len(sizes)))
+
+    def _is_deep(self, depth: int, unit: UnitPlan) -> bool:
+        """Whether blocks of the reduction are whole commands."""
+        if not depth:
+            return True
+        rest = self.ranges[self.deep] % depth
+        return self.deep == unit.iterator and depth % unit.steps == 0 and rest % unit.steps == 0
+
+    def _unit_work(self, way: Way, unit: UnitPlan, depth: np.ndarray) -> np.ndarray:
+        """Cycles of commands over all tiles, of the sums that come and go, and of what is left over."""
+        engine = self.facts.machine.engine[unit.engine]
+        rows, lanes = self.extents[self.names[way.rows]], self.facts.extents[self.lanes]
+        around = prod(e for k, e in enumerate(self.facts.extents) if k not in (way.rows, self.lanes))
+        steps = prod(self.ranges.values())
+        tiles = (rows // unit.rows) * (lanes // self.vector)
+        product = float(engine.cost.get(unit.operator, unit.rows))
+        blocks = np.where(depth > 0, np.ceil(unit.length / np.maximum(depth, 1)), 1.0)
+        others = len(self.facts.group.statements) > 2
+        sums = TILE_CYCLES / 2 + unit.rows * (1.0 + (blocks > 1) + 3 * others)
+        inside = tiles * (steps / unit.steps * product + blocks * sums)
+        whole = (rows // unit.rows * unit.rows) * (lanes // self.vector)
+        left = (rows * self.vectors - whole) * steps / self.core.fma * LEFT_OVER
+        return (inside + left) * around
+
+    # ---- the plan
+
+    def _unit_plan(
+        self, way: Way, unit: UnitPlan, height: int, width: int, lane_block: int, row_block: int, depth: int
+    ) -> BlockPlan:
+        """The plan for a register tile; strips and pieces that are no whole ones are for vectors."""
+        plan = self.plan(way, height, width, lane_block, row_block, depth)
+        packs = tuple(replace(p, on_way=False, asked=False) for p in plan.packs)
+        low, extent = self.facts.group_low(self.lanes), self.facts.extents[self.lanes]
+        start, rows = self.facts.group_low(way.rows), self.extents[self.names[way.rows]]
+        strips: list[Strip] = []
+        for wide in range(width, 0, -1):
+            size = wide * self.vector
+            count = (low + extent - start_of(strips, low)) // size
+            if count:
+                begin = start_of(strips, low)
+                strips.append(Strip(begin, begin + count * size, wide, self._pieces(start, rows, height, unit, wide),
+                                    min(lane_block, count)))
+        begin = start_of(strips, low)
+        if begin < low + extent:
+            pieces = balanced(start, rows, max(1, tallest(1, True, self.core.registers)))
+            strips.append(Strip(begin, low + extent, 1, pieces))
+        return replace(plan, packs=packs, strips=tuple(strips), unit=unit)
+
+    def _pieces(self, start: int, extent: int, height: int, unit: UnitPlan, width: int) -> tuple[Piece, ...]:
+        """Rows in register tiles of the unit, then in one that is smaller, then for vectors."""
+        found: list[Piece] = []
+        at = start
+        for size in range(height, 0, -unit.rows):
+            count = (start + extent - at) // size
+            if count:
+                found.append(Piece(at, at + count * size, size))
+                at += count * size
+        rest = start + extent - at
+        found += balanced(at, rest, max(1, tallest(width, False, self.core.registers))) if rest else ()
+        return tuple(found)
+
+
+def start_of(strips: list[Strip], low: int) -> int:
+    """Where the next strip begins."""
+    return strips[-1].high if strips else low

@@ -1,0 +1,134 @@
+"""Sums of products of bf16 by a matrix unit, two steps of a sum in each element (`dot2_bf16` of `poly.expr.DOTS`).
+
+`T += f32(x) * f32(w)` becomes `T += dot2_bf16(x2, w2)` on tensors of i32 that hold two steps of the sum side by side,
+and a sum of half the steps. Only products of matrices, which the unit can do, are made so: for vectors operands are
+widened (`poly.scheduling.widened`). Values are sums in f32 in another order, with subnormal numbers taken for zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Final
+
+from poly.affine import Affine, Constraint, var
+from poly.expr import DOTS, IN_TILES, Apply, Cast, Const, Read, apply
+from poly.machine import MATRIX_TILE
+from poly.program import Access, Program, Statement, Tensor, box_domain, unused_name
+from poly.scheduling.cpu_facts import bare_axes
+from poly.scheduling.sums import alone, in_order, ranges_of, start_of, with_statements
+
+# Of a product on the unit: rows and steps at least, products of elements, and the share of its sums that may be left
+# over for vectors. Smaller ones are sooner done with widened operands.
+ROWS, STEPS, PRODUCTS, LEFT_OVER = 32, 64, 200_000, 1 / 4
+_PAIR: Final = DOTS[IN_TILES]
+_DEEP: Final = MATRIX_TILE[1]  # elements of a row of a tile
+
+
+def sums_of_pairs(program: Program, dots: Collection[str]) -> Program:
+    """The program with such sums, where `dots` has the operator. Programs with free sizes stay as they are."""
+    if IN_TILES not in dots or set(program.parameters) - program.binding.keys():
+        return program
+    changed: dict[str, Statement] = {}
+    tensors: dict[str, Tensor] = {}
+    before: dict[str, list[Statement]] = {}
+    made: dict[tuple[str, int, bool], str] = {}
+    for s in in_order(program):  # what the first user packs is there for the others
+        init, ranges = start_of(program, s), ranges_of(program, s)
+        step = None if init is None or ranges is None else _step(program, s, ranges)
+        if init is None or ranges is None or step is None:
+            continue
+        reads: list[Access] = []
+        for access in s.reads:
+            axis, rank = access.affine_index.index(var(step)), len(access.index)
+            rows = s.write.affine_index[-1] not in access.affine_index  # whose steps lie side by side in tiles
+            turned = rows and axis < rank - 1
+            order = [d for d in range(rank) if d != axis] + [axis] if turned else [*range(rank)]
+            key = access.tensor, axis, turned
+            if key not in made:
+                wanted = f"{access.tensor}_pairs"
+                made[key] = unused_name({*program.tensor, *program.statement, *tensors}, wanted, "_made")
+                packed, copy = _packed(program, program.tensor[access.tensor], made[key], axis)
+                copies = before.setdefault(init.name, [])
+                copies.append(copy)
+                tensors[packed.name] = packed
+                if turned:
+                    made[key] = unused_name({*program.tensor, *program.statement, *tensors}, wanted, "_made")
+                    tensors[made[key]], copy = _turned(program, packed, made[key], order)
+                    copies.append(copy)
+            reads.append(replace(access, tensor=made[key], index=tuple(access.index[d] for d in order)))
+        short = {**ranges, step: _length(ranges[step])}
+        domain = box_domain(s.name, [(i, 0, n) for i, n in short.items()])
+        domain = domain.align_params(program.context.get_space())
+        changed[s.name] = replace(s, domain=domain, reads=tuple(reads), body=apply(IN_TILES, Read(0), Read(1)))
+    return with_statements(program, changed, tensors, before) if changed else program
+
+
+def _step(program: Program, s: Statement, ranges: Mapping[str, int]) -> str | None:
+    """The loop of the sum of a product of matrices of bf16 that is large enough; None where a statement is none."""
+    match s.body:
+        case Apply("mul", (Cast("f32", Read(a)), Cast("f32", Read(b)))) if {a, b} == {0, 1} and len(s.reads) == 2:
+            pass
+        case _:
+            return None
+    summed = s.combiner is not None and s.combiner.symbol == "+" and s.reorder and s.external is None
+    axes = [bare_axes(x) if not (x.indirect or x.guard) else None for x in (*s.reads, s.write)]
+    if not summed or not alone(s, program) or program.tensor[s.write.tensor].dtype != "f32" or None in axes:
+        return None
+    if any(program.tensor[r.tensor].dtype != "bf16" or program.tensor[r.tensor].layout is not None for r in s.reads):
+        return None
+    whole = all(
+        tuple(ranges[i] for i in found or ()) == program.tensor[x.tensor].extents(program.binding)
+        for x, found in zip(s.reads, axes, strict=False)
+    )
+    first, second, target = ({*(found or ())} for found in axes)
+    rows, columns = (prod(ranges[i] for i in own & target) for own in (first - second, second - first))
+    if s.write.affine_index[-1].names & first:  # rows are of the other one
+        rows, columns = columns, rows
+    steps = [i for i in (first & second) - target if ranges[i] >= STEPS]
+    left = 1 - prod(n // side * side / n for n, side in zip((rows, columns), MATRIX_TILE, strict=True))
+    large = rows >= ROWS and left <= LEFT_OVER and prod(ranges.values()) >= PRODUCTS
+    return max(steps, key=lambda i: ranges[i], default=None) if whole and large else None
+
+
+def _length(steps: int) -> int:
+    """Elements for so many steps, zeros behind the last one: as many as the fewest commands of the unit take."""
+    least = -(-steps // _PAIR)
+    commands = {n: n // max(d for d in range(1, _DEEP + 1) if n % d == 0) for n in range(least, least + _DEEP)}
+    return min(commands, key=lambda n: (commands[n], n))
+
+
+def _packed(program: Program, source: Tensor, name: str, axis: int) -> tuple[Tensor, Statement]:
+    """A tensor with two elements along an axis in one, and the statement that makes it; behind the last one is zero."""
+    extents = list(source.extents(program.binding))
+    steps = extents[axis]
+    extents[axis] = _length(steps)
+    point = tuple(f"i{k}" for k in range(source.rank))
+    reads: list[Access] = []
+    for part in range(_PAIR):
+        place = var(point[axis]) * _PAIR + part
+        inside = (Constraint(Affine((), steps - 1) - place),) if steps < _PAIR * extents[axis] else ()
+        index = tuple(place if k == axis else var(i) for k, i in enumerate(point))
+        reads.append(Access(source.name, index, inside, Const(0) if inside else None))
+    bits = [apply("bits", Cast("f32", Read(k))) for k in range(_PAIR)]  # the upper half of what they hold
+    low = apply("bit_and", apply("shift_right", bits[0], Const(16, "i32")), Const((1 << 16) - 1, "i32"))
+    label = f"{name}_made"
+    domain = box_domain(label, [(i, 0, e) for i, e in zip(point, extents, strict=True)])
+    domain = domain.align_params(program.context.get_space())
+    target = Access(name, tuple(map(var, point)))
+    made = Statement(label, point, domain, target, tuple(reads), apply("bit_or", low, bits[1]))
+    return Tensor(name, tuple(Affine((), e) for e in extents), "i32"), made
+
+
+def _turned(program: Program, source: Tensor, name: str, order: Sequence[int]) -> tuple[Tensor, Statement]:
+    """A tensor with its axes in another order, and the statement that makes it."""
+    point = tuple(f"i{k}" for k in range(source.rank))
+    extents = [int(source.shape[d].constant) for d in order]
+    label = f"{name}_made"
+    domain = box_domain(label, [(i, 0, e) for i, e in zip(point, extents, strict=True)])
+    domain = domain.align_params(program.context.get_space())
+    index = tuple(var(point[order.index(d)]) for d in range(source.rank))
+    target = Access(name, tuple(map(var, point)))
+    made = Statement(label, point, domain, target, (Access(source.name, index),), Read(0))
+    return Tensor(name, tuple(Affine((), e) for e in extents), "i32"), made
