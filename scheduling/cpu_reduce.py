@@ -42,6 +42,7 @@ BLOCKS = 4  # for each thread: what a slower one leaves, another can take
 LEAST_BLOCK = 8  # rows: the copy is an eighth of the work, about what rows one by one gain
 MOST_BLOCK = 32  # rows: more of them would hardly save any of it
 LEAST_CHAIN = 512  # additions to a partial sum, in a long row's blocks: to add its lanes up takes as long as a few
+FEWEST_LINES = 2  # of a result, for each thread: its tiles start their own sums
 STEP = 2  # between lanes that are picked from two vectors
 BYTES_AHEAD_BY_ROW = 512  # where rows are read side by side: what fetches streams is late for them; twice from memory
 
@@ -61,6 +62,7 @@ class Reduction:
     height: int
     width: int
     ahead: int = 0
+    start: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,12 +174,35 @@ def reduction_of(program: Program, group: Group, machine: Machine, threads: int 
     if not _has_lanes(found, turned, everything=not {*axes} & long.keys()):
         return None
     if lanes in axes:
-        return None if again else _plan_spread(found)
+        spread = None if again else _plan_spread(found)
+        return replace(spread, start=_start(found, group, spread)) if spread is not None else None
     plan = _plan_again(found, again) if again else _plan_in_order(found) or _plan_folded(found)
     if plan is None:
         return None
     block = _lane_block(found, plan)
-    return replace(plan, turned=turned, lane_block=block, block_of=None if block else _block_of(found, plan))
+    plan = replace(plan, turned=turned, lane_block=block, block_of=None if block else _block_of(found, plan))
+    return replace(plan, start=_start(found, group, plan))
+
+
+def _start(summed: _Sum, group: Group, plan: Folded | Spread) -> str:
+    """The statement that starts the sums where tiles of whole rows, or strips, can do that for their own. Threads would
+    meet behind it, and fetch what another one started. Not of results of few lines, which threads write side by side:
+    they would travel twice as often.
+    """
+    write, threads, first = summed.statement.write, summed.threads, group.statements[0]
+    around = [*plan.outer, plan.lanes if isinstance(plan, Spread) else plan.rows]
+    if threads == 1 or first.write != write or first.reads or first.external is not None:
+        return ""
+    if {*first.iterators} != {*filter(None, around)} or (isinstance(plan, Folded) and _has_more(plan)):
+        return ""
+    others = [s for s in group.statements[1:] if s is not summed.statement and s.write.tensor == write.tensor]
+    lines = _size(write, summed.extents) * size_bytes(summed.program.tensor[write.tensor].dtype) // summed.machine.line
+    return first.name if not others and lines >= threads * FEWEST_LINES else ""
+
+
+def _has_more(plan: Folded) -> bool:
+    """Whether a tile is not all of its rows, or uses copies."""
+    return bool(plan.turned or plan.placed or plan.lane_block or plan.block_of or plan.again)
 
 
 def _lane_block(summed: _Sum, plan: Folded) -> int:
@@ -336,10 +361,10 @@ def _plan_spread(summed: _Sum) -> Spread | None:
     kept = tuple(dict.fromkeys(r.tensor for r in s.reads if not moves(r, lanes) and moves(r, rows)))
     height = _height(extents[rows], range(DEEP_ROWS, DEEP_ROWS // 2, -1))
     strip = own_share(machine.nearest_cache) // size_bytes(summed.program.tensor[s.write.tensor].dtype)
+    width, unit = 2, 2 * vector
     if all(extents[i] < summed.threads for i in summed.parallel if i != lanes):
-        strip = min(strip, -(-extents[lanes] // summed.threads))
-    width = 2
-    strip = max(1, strip // (width * vector)) * width * vector
+        strip, unit = min(strip, -(-extents[lanes] // summed.threads)), vector if summed.threads > 1 else unit
+    strip = max(1, strip // unit) * unit
     ahead = -(-BYTES_AHEAD_BY_ROW // (width * vector * summed.widest)) if summed.is_far else 0
     return Spread(
         statement=s.name, outer=tuple(i for i in summed.others if i != rows), rows=rows, lanes=lanes, vector=vector,

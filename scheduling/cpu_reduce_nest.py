@@ -14,6 +14,7 @@ from poly.scheduling.cpu_edits import (
     axis_last,
     copies_in_vectors,
     first_last,
+    fused,
     in_vectors,
     last_first,
     loop_of,
@@ -51,7 +52,7 @@ class _Reduced(Generic[P]):
         """The statements beside the reduction in vectors; its loops from 0, `wanted` innermost and in this order."""
         name = self.plan.statement
         for s in self.group.statements:
-            if s.name != name:
+            if s.name not in (name, self.plan.start):
                 schedule = self._beside(schedule, s)
         s = schedule.program.statement[name]
         order = [loop_of(schedule, name, i) for i in (*(i for i in s.iterators if i not in wanted), *wanted)]
@@ -80,6 +81,15 @@ class _Reduced(Generic[P]):
             schedule = schedule.reorder(*rest, loop)
         return schedule.tile({loop: self.plan.vector}).vectorise(f"{loop}.p")
 
+    def _start(self, schedule: Schedule, iterators: Sequence[str]) -> Schedule:
+        """The loops of what starts the sums, from 0 and in this order."""
+        loops = [loop_of(schedule, self.plan.start, i) for i in iterators]
+        return ordered(self._shifted_to_zero(schedule, self.plan.start, loops), self.plan.start, loops)
+
+    def _by_one(self, schedule: Schedule, name: str) -> Schedule:
+        """What is left over, in one iteration, for whichever thread comes first, unless there are loops around."""
+        return schedule if self.plan.outer else schedule.parallelise(schedule.nests[name].names[0])
+
     def _extent(self, schedule: Schedule, name: str, iterator: str) -> int:
         found = interval_of(schedule.program, schedule.program.statement[name], iterator)
         assert found is not None  # the domain is a box
@@ -103,8 +113,25 @@ class _Folded(_Reduced[Folded]):
             parts = [(block, 1)]
             if self.plan.rows:
                 schedule, parts = self._cut(schedule, block, self.plan.rows, self.plan.height)
+            first: list[str] = []
             for part, height in parts:
-                schedule = self._rows(schedule, part, height, extent)
+                schedule, made = self._rows(schedule, part, height, extent)
+                first.append(made)
+            schedule = self._started(schedule, first) if plan.start else schedule
+        return schedule
+
+    def _started(self, schedule: Schedule, parts: Sequence[str]) -> Schedule:
+        """The start of the sums in the loops around the tiles that add to them, `parts` by their first statements."""
+        plan, loops = self.plan, [*self.plan.outer, *filter(None, [self.plan.rows])]
+        schedule, pieces = self._start(schedule, loops), [(plan.start, 1)]
+        if plan.rows:
+            schedule, pieces = self._cut(schedule, plan.start, plan.rows, plan.height)
+        for (piece, height), part in zip(pieces, parts, strict=True):
+            if plan.rows:
+                rows = schedule.nests[piece].names[-1]
+                schedule = in_vectors(schedule.tile({rows: height}), f"{rows}.p", height, plan.vector)
+            schedule = fused(schedule, (piece, part), range(len(loops)))
+            schedule = self._by_one(schedule, piece) if plan.rows and height < plan.height else schedule
         return schedule
 
     def _blocks(self, schedule: Schedule, name: str) -> tuple[Schedule, list[tuple[str, int]]]:
@@ -139,8 +166,8 @@ class _Folded(_Reduced[Folded]):
             schedule = in_vectors(schedule, loop, self._extent(schedule, name, self.plan.lanes), self.plan.vector, ROWS)
         return schedule
 
-    def _rows(self, schedule: Schedule, name: str, height: int, extent: int) -> Schedule:
-        """Rows, or their blocks, each with partial sums of its own."""
+    def _rows(self, schedule: Schedule, name: str, height: int, extent: int) -> tuple[Schedule, str]:
+        """Rows, or their blocks, each with partial sums of its own; the first of its statements."""
         plan, step = self.plan, self.plan.vector * self.plan.width
         schedule, block, beside, lanes = self._tiled(schedule, name, height, extent)
         buffer = f"{schedule.program.statement[name].write.tensor}_{name}_part"
@@ -157,7 +184,8 @@ class _Folded(_Reduced[Folded]):
             if plan.ahead:
                 schedule = schedule.prefetch(schedule.nests[piece].names[-1], own[f"{lanes}.o"], plan.ahead)
         schedule = self._cleared(schedule, buffer, min(step, extent))
-        return schedule.promote(buffer, scope[-1] if scope else None, self.machine.register_space, name=f"{buffer}_r")
+        site = scope[-1] if scope else None
+        return schedule.promote(buffer, site, self.machine.register_space, name=f"{buffer}_r"), pieces[0]
 
     def _tiled(
         self, schedule: Schedule, name: str, height: int, extent: int
@@ -200,19 +228,38 @@ class _Spread(_Reduced[Spread]):
     """Lanes along the result."""
 
     def run(self, schedule: Schedule) -> Schedule:
-        """Whole strips and what is left over, then whole blocks of rows and what is left over: nests of their own."""
+        """Whole strips and what is left over, then whole blocks of rows and what is left over: nests of their own, but
+        for those of a strip that starts its sums.
+        """
         plan, name = self.plan, self.plan.statement
         schedule = last_first(self._begun(schedule, [*plan.outer, plan.rows, plan.lanes]), name, 2)
         schedule, strips = self._cut(schedule, name, plan.lanes, plan.strip)
-        for strip, columns in strips:
+        schedule, starts = self._started(schedule) if plan.start else (schedule, [""] * len(strips))
+        for (strip, columns), start in zip(strips, starts, strict=True):
             schedule = first_last(schedule, strip, 2)
             schedule, parts = self._cut(schedule, strip, plan.rows, plan.height)
+            first: list[str] = []
             for part, height in parts:
-                schedule = self._strip(schedule, part, height, columns)
+                schedule, made = self._strip(schedule, part, height, columns)
+                first.append(made)
+            if start:
+                schedule = fused(schedule, (start, *first), range(len(plan.outer) + 1))
+            schedule = self._by_one(schedule, start) if start and columns < plan.strip else schedule
         return schedule
 
-    def _strip(self, schedule: Schedule, name: str, height: int, columns: int) -> Schedule:
-        """Strips, blocks of rows with what the lanes do not move in registers, tiles of vectors."""
+    def _started(self, schedule: Schedule) -> tuple[Schedule, list[str]]:
+        """The start of the sums by strips: its pieces."""
+        plan, schedule = self.plan, self._start(schedule, [*self.plan.outer, self.plan.lanes])
+        schedule, pieces = self._cut(schedule, plan.start, plan.lanes, plan.strip)
+        for piece, columns in pieces:
+            lanes = schedule.nests[piece].names[-1]
+            schedule = schedule.tile({lanes: columns}).tile({f"{lanes}.p": plan.vector}).vectorise(f"{lanes}.p.p")
+        return schedule, [piece for piece, _ in pieces]
+
+    def _strip(self, schedule: Schedule, name: str, height: int, columns: int) -> tuple[Schedule, str]:
+        """Strips, blocks of rows with what the lanes do not move in registers, tiles of vectors; the first of its
+        statements.
+        """
         rows, lanes = schedule.nests[name].names[-2:]
         schedule = schedule.tile({rows: height, lanes: columns})
         schedule = schedule.reorder(f"{lanes}.o", f"{rows}.o", f"{lanes}.p", f"{rows}.p")
@@ -229,7 +276,7 @@ class _Spread(_Reduced[Spread]):
             schedule = unrolled(schedule, loops_of_copy(schedule, f"ld_{buffer}"))
         for piece, width in pieces:
             schedule = self._tile(schedule, piece, width)
-        return schedule
+        return schedule, pieces[0][0]
 
     def _tile(self, schedule: Schedule, name: str, width: int) -> Schedule:
         """Some vectors of the target in registers while the rows of a block are added: of many rows, from zero."""

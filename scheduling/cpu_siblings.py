@@ -41,7 +41,7 @@ def siblings_of(program: Program, group: Group, machine: Machine, threads: int =
         made |= {t for s in part.statements for t in tensors_written(s)}
         step = plan.width * plan.vector
         strip = max(step, plan.strip // len(group.parts) // step * step)
-        plans.append(replace(plan, strip=strip, ahead=0 if plans else plan.ahead))
+        plans.append(replace(plan, strip=strip, ahead=0 if plans else plan.ahead, start=""))
     forms = {(_extents(program, p), p.vector, p.height, p.width, p.strip) for p in plans}
     return Siblings(tuple(plans)) if len(plans) > 1 and len(forms) == 1 and len({*starts}) == 1 else None
 

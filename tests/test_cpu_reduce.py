@@ -18,6 +18,7 @@ from poly.program import Program
 from poly.scheduling.cpu import schedule_for_cpu
 from poly.scheduling.cpu_reduce import Folded, Spread, reduction_of
 from poly.scheduling.groups import groups_of
+from poly.scheduling.nowait import without_meetings
 from poly.scheduling.schedule import Schedule
 from poly.text import parse_program
 
@@ -60,6 +61,53 @@ def test_rows_in_a_cores_own_cache_go_one_by_one(
     found = reduction_of(program, group, AVX512, threads)
     assert isinstance(found, Folded) and (found.rows == "", found.placed_for) == (ordered, block)
     assert found.placed == (("x1",) if ordered else ())
+
+
+OWN_START = [  # spec, shapes, threads: whether tiles start their own sums
+    ("ij,j->i", [(512, 512), (512,)], 2, True), ("bij->bi", [(6, 100, 300)], 3, True), ("ij->i", [(64, 700)], 2, True),
+    ("ij,j->i", [(512, 512), (512,)], 1, False),  # nobody waits
+    ("ij,j->i", [(514, 512), (512,)], 2, True),  # a rest of the rows
+    ("ij->i", [(32, 700)], 2, False),  # a line for each thread
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spec", "shapes", "threads", "own"), OWN_START)
+def test_tiles_of_threads_start_their_own_sums(
+    spec: str, shapes: list[tuple[int, ...]], threads: int, own: bool
+) -> None:
+    """In one loop with what adds to them, behind which no thread waits for another."""
+    program = einsum(spec, *shapes)
+    schedule = schedule_for_cpu(program, AVX2, threads)
+    added = {nest.names[0] for name, nest in schedule.nests.items() if name.startswith("clear")}
+    started = {nest.names[0] for name, nest in schedule.nests.items() if name.startswith("out_init")}
+    assert (started == added) == own
+    arrays = [np.random.default_rng(5).integers(-3, 4, s).astype(np.float32) for s in shapes]
+    result = poly.compile(program, threads=threads)(*arrays)
+    np.testing.assert_array_equal(result, np.einsum(spec, *arrays))
+
+
+STRIPS = [  # spec, shapes, threads, loops that threads share without a meeting
+    ("ij,i->j", [(303, 300), (303,)], 2, 2), ("ij->j", [(64, 2000)], 2, 2), ("ij->j", [(200, 512)], 2, 1),
+    ("bij,bi->bj", [(5, 30, 600), (5, 30)], 2, 1), ("ij->j", [(50, 1000)], 3, 2),
+    ("ij->i", [(601, 300)], 2, 2), ("ij->i", [(600, 300)], 3, 1), ("bij,bj->bi", [(6, 127, 300), (6, 300)], 2, 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spec", "shapes", "threads", "loops"), STRIPS)
+def test_strips_and_rows_of_threads_are_done_without_a_meeting(
+    spec: str, shapes: list[tuple[int, ...]], threads: int, loops: int
+) -> None:
+    """With the start of their sums. What is left over, of the rows of a strip, is in its loop, and where threads share
+    these, or strips, for one of them, who goes on to it.
+    """
+    program = einsum(spec, *shapes)
+    schedule = without_meetings(schedule_for_cpu(program, AVX512, threads))
+    outermost = list(dict.fromkeys(nest.names[0] for nest in schedule.nests.values() if nest.names))
+    assert [schedule.kind(loop) for loop in outermost] == ["parallel"] * loops
+    assert [bool(schedule.marks[loop].nowait) for loop in outermost] == [True] * (loops - 1) + [False]
+    arrays = [np.random.default_rng(5).integers(-3, 4, s).astype(np.float32) for s in shapes]
+    result = poly.compile(program, threads=threads)(*arrays)
+    np.testing.assert_array_equal(result, np.einsum(spec, *arrays))
 
 
 def test_a_row_has_half_as_many_sums_as_hide_a_latency() -> None:
