@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from poly.dtypes import is_float
+from poly.dtypes import is_float, size_bytes
 
 if TYPE_CHECKING:
     from poly.codegen.operators import Ops
@@ -20,13 +20,23 @@ def truncated(ops: Ops, a: Value, b: Value) -> Value:
         return ops.op("sdiv" if a.dtype[0] == "i" else "udiv", a, b)
     by_zero = ops.compare("eq", b, zero)
     if a.dtype[0] == "u":
-        quotient = ops.op("udiv", a, ops.select(by_zero, one, b))
+        quotient = _quotient(ops, a, ops.select(by_zero, one, b))
         return ops.select(by_zero, zero, quotient)
     by_minus = ops.compare("eq", b, ops.const(a.dtype, -1, a.lanes))
     unsafe = ops.op("or", by_zero, by_minus, dtype="bool")
-    quotient = ops.op("sdiv", a, ops.select(unsafe, one, b))
+    quotient = _quotient(ops, a, ops.select(unsafe, one, b))
     quotient = ops.select(by_minus, ops.op("sub", zero, a), quotient)
     return ops.select(by_zero, zero, quotient)
+
+
+def _quotient(ops: Ops, a: Value, b: Value) -> Value:
+    """The quotient for a divisor other than 0 and -1. No core divides integers in lanes; floats with more bits give the
+    same, as a quotient that is no integer is at least 1/b below the next one, which rounding does not reach.
+    """
+    if not a.lanes or size_bytes(a.dtype) > 4:
+        return ops.op("sdiv" if a.dtype[0] == "i" else "udiv", a, b)
+    real = "f64" if size_bytes(a.dtype) == 4 else "f32"
+    return ops.whole(ops.op("fdiv", ops.cast(a, real), ops.cast(b, real)), a.dtype)
 
 
 def remainder(ops: Ops, a: Value, b: Value) -> Value:

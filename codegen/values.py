@@ -321,6 +321,13 @@ class Vectors:
                 name = ("sext" if signed else "zext") if wider else "trunc"
         return Value(dtype, a.lanes, self.writer.cached(f"{name} {source} {a.text} to {target}"))
 
+    def whole(self, a: Value, dtype: str) -> Value:
+        """Floats that are in the range of integers, without their fractions."""
+        wide = dtype if size_bytes(dtype) >= 4 else "i32"
+        source, target = value_type(a.dtype, a.lanes), value_type(wide, a.lanes)
+        convert = "fptoui" if wide[0] == "u" else "fptosi"
+        return self.cast(Value(wide, a.lanes, self.writer.value(f"{convert} {source} {a.text} to {target}")), dtype)
+
     def _saturated(self, a: Value, dtype: str) -> Value:
         """Floats in lanes to integers: bounded first, as machines convert lanes without saturating, to 32 bits or more.
         A greatest integer that is no float has the float below it as its bound, and is chosen for what lies above.
@@ -335,10 +342,7 @@ class Vectors:
             bound = self.const(a.dtype, limit, lanes)
             intrinsic = f"llvm.{name}.{suffix(a.dtype, lanes)}"
             a = Value(a.dtype, lanes, self.writer.intrinsic(kind, intrinsic, ((kind, a.text), (kind, bound.text))))
-        wide = dtype if size_bytes(dtype) >= 4 else "i32"
-        convert = "fptoui" if wide[0] == "u" else "fptosi"
-        whole = Value(wide, lanes, self.writer.value(f"{convert} {kind} {a.text} to {value_type(wide, lanes)}"))
-        found = self.cast(whole, dtype)
+        found = self.whole(a, dtype)
         return found if beyond is None else self.select(beyond, self.const(dtype, limits.max, lanes), found)
 
 

@@ -817,3 +817,29 @@ def test_other_x86_cpus() -> None:
     widest = machine_of_features("skylake-avx512", ("avx512f", "avx512vl", "fma"), HOST.triple, {1: 32768}, 1, 1000)
     text = assembly(emit(elementwise(apply("exp", Read(0)), tensors, "f32", 16), widest, "f"), widest)
     assert re.search(r"vfmadd.*%zmm", text)
+
+
+WHOLE = ("i8", "u8", "i16", "u16", "i32", "u32", "i64")
+
+
+@pytest.mark.parametrize("body", ["trunc_div(a[i], b[i])", "a[i] // b[i]", "a[i] % b[i]"])
+@pytest.mark.parametrize("dtype", WHOLE)
+def test_integers_divided_in_lanes(dtype: str, body: str) -> None:
+    """By floats with more bits, up to 32: all pairs of 8 bits; of more those next to multiples, and the limits."""
+    kind = np.dtype(numpy_dtype(dtype))
+    limits, random = np.iinfo(kind.name), np.random.default_rng(1)
+    if kind.itemsize == 1:
+        every = np.arange(limits.min, limits.max + 1)
+        a, b = (m.ravel().astype(kind) for m in np.meshgrid(every, every))
+    else:
+        b = random.integers(limits.min, limits.max, 3000, dtype=kind, endpoint=True)
+        b >>= random.integers(0, 8 * kind.itemsize - 1, 3000).astype(kind)
+        b[:6] = [limits.min, limits.max, 1, 0, limits.max, limits.min]
+        with np.errstate(all="ignore"):
+            a = b * random.integers(0, 9, 3000).astype(kind) + random.integers(-1, 2, 3000).astype(kind)
+        a[:6] = [limits.max, limits.min, limits.min, limits.max, limits.max, limits.min]
+    program = poly.parse(f"y[i] = {body}", dtypes={"a": dtype, "b": dtype}, a=a.shape, b=b.shape)
+    kernel = poly.compile(program)
+    assert isinstance(kernel, Kernel)
+    assert np.array_equal(kernel(a=a, b=b), run_program(program, {"a": a, "b": b})["y"])
+    assert ("fdiv" in kernel.ir) == (kind.itemsize <= 4)
