@@ -44,7 +44,7 @@ def join_axes(program: Program) -> Program:
     """The program with as few axes as possible where it has a reduction; one of assignments alone with fewer where rows
     are no whole lines, and are short, or the last axis of all tensors, or turned and whole lines when joined.
     """
-    literal = with_sizes(program) if _is_plain(program) else None
+    literal = with_sizes(program) if is_plain(program) else None
     if literal is None:
         return program
     joined = blocks_apart(wraps_apart(literal))
@@ -55,7 +55,7 @@ def join_axes(program: Program) -> Program:
     return program if joined is literal else joined
 
 
-def _is_plain(program: Program) -> bool:
+def is_plain(program: Program) -> bool:
     """Whether arrays lie row by row, and the loops of every statement are its own, in the order of its iterators."""
     plain = all(t.layout is None and not t.scope for t in program.tensors)
     return plain and all(
@@ -195,7 +195,8 @@ def _spread(program: Program, first: Statement, pair: Pair) -> _Joins | None:
                 if walked is None or pairs.setdefault(other.name, walked) != walked:
                     return None
                 waiting.append(other)
-    return _Joins(pairs, frozenset(axes)) if axes else None
+    found = _Joins(pairs, frozenset(axes))
+    return found if axes and not _drifts(program, found) else None
 
 
 def _uses(program: Program, tensor: str) -> Iterator[tuple[Statement, Access]]:
@@ -206,10 +207,21 @@ def _uses(program: Program, tensor: str) -> Iterator[tuple[Statement, Access]]:
 
 
 def _walked(access: Access, axis: int) -> Pair | None:
-    """The iterators that are two subscripts."""
-    found = [bare(i) if isinstance(i, Affine) else None for i in access.index[axis : axis + 2]]
-    slow, fast = (*found, None, None)[:2]
-    return (slow, fast) if slow is not None and fast is not None else None
+    """The iterators that are two subscripts, the first of them so many rows ahead."""
+    slow, fast = (*access.index[axis : axis + 2], None, None)[:2]
+    if not isinstance(slow, Affine) or not isinstance(fast, Affine):
+        return None
+    names = bare(slow - slow.constant), bare(fast)
+    return (names[0], names[1]) if names[0] is not None and names[1] is not None else None
+
+
+def _drifts(program: Program, joins: _Joins) -> bool:
+    """Whether a tensor is written and read some rows apart: a joined loop would carry what lanes along a row do not."""
+    for tensor, d in joins.axes:
+        uses = [(access, access is s.write) for s, access in _uses(program, tensor)]
+        if len({access.index[d] for access, _ in uses}) > 1 and len({written for _, written in uses}) > 1:
+            return True
+    return False
 
 
 def _axes(program: Program, s: Statement, pair: Pair) -> set[Axis] | None:
@@ -223,7 +235,7 @@ def _axes(program: Program, s: Statement, pair: Pair) -> set[Axis] | None:
         names = [i.names if isinstance(i, Affine) else frozenset[str]() for i in access.index]
         held = [d for d, n in enumerate(names) if n & {slow, fast}]
         guarded = any(c.expr.names & {slow, fast} for c in access.guard)
-        if guarded or access.indirect:
+        if guarded:
             return None
         if held and access is not s.write and _repeats(program, s, access, pair):
             continue
@@ -307,9 +319,9 @@ def _rewritten(program: Program, s: Statement, joins: _Joins, position: int) -> 
 
     def moved(access: Access) -> Access:
         kept = [i for i in access.index if not (isinstance(i, Affine) and i == var(fast))]
-        if len(kept) == len(access.index):
-            kept = [_of_one(i, slow, fast, extent) if isinstance(i, Affine) else i for i in kept]
-        return replace(access, index=tuple(kept))
+        one = len(kept) == len(access.index)
+        rows = [_of_one(i, slow, fast, extent) if one else _of_rows(i, slow, extent) for i in kept]
+        return replace(access, index=tuple(rows))
 
     domain = box_domain(s.name, [(i, low, high + 1) for i, (low, high) in ranges.items()])
     return replace(
@@ -318,8 +330,15 @@ def _rewritten(program: Program, s: Statement, joins: _Joins, position: int) -> 
     )  # fmt: skip
 
 
-def _of_one(i: Affine, slow: str, fast: str, extent: int) -> Affine:
+def _of_rows(i: Subscript, slow: str, extent: int) -> Subscript:
+    """A subscript that counted rows, and counts their elements."""
+    return i + i.constant * (extent - 1) if isinstance(i, Affine) and slow in i.names else i
+
+
+def _of_one(i: Subscript, slow: str, fast: str, extent: int) -> Subscript:
     """A subscript that the pair walks as one loop would, or one that the fast loop repeats."""
+    if not isinstance(i, Affine):
+        return i
     if fast not in i.names:
         return i.substitute({slow: var(slow) // extent})
     return i + (var(slow) - var(fast)) * i.coefficient(fast) - var(slow) * i.coefficient(slow)

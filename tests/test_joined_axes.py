@@ -306,3 +306,45 @@ and 0 <= x < 10 and 0 <= c < 3 and 0 <= r < 3 and 0 <= x + r - 1 < 10
         apart, {"X": x.reshape(2, 3, 10), "W": w.reshape(2, 4, 3, 3)}
     )  # fmt: skip
     np.testing.assert_array_equal(found["Y"].reshape(8, 10), wanted["Y"])
+
+
+SPLIT = """program split
+input X: f32[4, 17, 9]
+output Y: f32[4, 6, 9]
+output Z: f32[4, 11, 9]
+s0[i, j, k]: Y[i, j, k] = X[i, j, k] where 0 <= i <= 3 and 0 <= j <= 5 and 0 <= k <= 8
+s1[i, j, k]: Z[i, j, k] = X[i, j + 6, k] where 0 <= i <= 3 and 0 <= j <= 10 and 0 <= k <= 8
+"""
+
+
+def test_rows_of_a_part_are_joined_where_it_begins() -> None:
+    program = parse_program(SPLIT)
+    joined = join_axes(program)
+    assert shapes(joined) == {"X": (4, 153), "Y": (4, 54), "Z": (4, 99)}
+    assert "X[i, j + 54]" in str(joined)
+    arrays = {"X": np.arange(4 * 17 * 9, dtype=np.float32).reshape(4, 17, 9)}
+    found, expected = poly.compile(joined)(arrays["X"].reshape(4, 153)), run_program(program, arrays)
+    for one, other in zip(found, expected.values(), strict=True):
+        assert np.array_equal(np.asarray(one).ravel(), other.ravel())
+
+
+def test_rows_that_follow_from_the_row_before_stay_rows() -> None:
+    """Joined, an iteration would need the one a row before, and no lanes along a row were left."""
+    program = parse_program(
+        "program rows\ninput X: f32[5, 9]\ninout Y: f32[6, 9]\n"
+        "s0[i, j]: Y[i + 1, j] = Y[i, j] + X[i, j] where 0 <= i <= 4 and 0 <= j <= 8\n"
+    )
+    assert join_axes(program) is program
+
+
+def test_planes_at_a_place_that_was_read_are_joined() -> None:
+    program = parse_program(
+        "program planes\ninput X: f32[6, 7, 5]\ninput P: i64[4]\noutput Y: f32[4, 7, 5]\n"
+        "s0[c, y, x]: Y[c, y, x] = X[P[c], y, x] where 0 <= c <= 3 and 0 <= y <= 6 and 0 <= x <= 4 "
+        "reads (X[P[c], y, x], P[c])\n"
+    )
+    joined = join_axes(program)
+    assert shapes(joined) == {"X": (6, 35), "P": (4,), "Y": (4, 35)}
+    x, places = np.arange(210, dtype=np.float32).reshape(6, 7, 5), np.array([5, 0, 2, 2])
+    found = np.asarray(poly.compile(joined)(x.reshape(6, 35), places))
+    assert np.array_equal(found.reshape(4, 7, 5), x[places])
