@@ -18,6 +18,7 @@ from poly.frontend.onnx_terms import Index, Term, Value, fn, index_value, litera
 
 _MAX_RANKED: Final = 1 << 15
 _MAX_PLACES: Final = 1 << 31
+_FEW_OF_ALL: Final = 3  # a third of a row is picked one by one: two looks at it for each, and ranks are one for all
 _ONE_BLOCK: Final = 64  # elements that are looked at again in each step
 _LEAST, _GREATEST = -(2**63), 2**63 - 1
 _S, _B, _J = (var(name) for name in ("s", "b", "j"))
@@ -34,7 +35,8 @@ def top_k(b: Notation) -> None:
     if found.size == 0:
         return
     if size_bytes(x.dtype) > 4:
-        _ranked(b, x, axis, found)
+        few = count * _FEW_OF_ALL <= x.shape[axis]
+        (_picked if few else _ranked)(b, x, axis, found)
     else:
         b.supported(x.shape[axis] < _MAX_PLACES, f"{x.shape[axis]} elements have no places of 31 bits")
         _selected(b, x, axis, found)
@@ -98,11 +100,7 @@ def _keys(b: Notation, x: Value, axis: int, rows: dict[str, int], size: int) -> 
     keys = b.temporary("keys", [*rows.values(), blocks, size], "i64")
     at: Index = _B * size + _J
     element = x[tuple(at if d == axis else var(f"i{d}") for d in range(x.rank))]
-    value = _ordered(element, x.dtype)
-    if b.int_attribute("largest", 1) != 1:
-        value = -1 - value
-    if is_float(x.dtype):  # a NaN comes first either way, as the greatest does in numpy
-        value = fn("select", fn("ne", element, element), 2**31 - 1, value)
+    value = _wanted_first(b, element, x.dtype)
     number = value.cast("i64") * 2**32 + (2**31 - index_value(at))
     ranges = {**rows, "b": blocks, "j": size}
     inside = [Constraint(extent - 1 - at)] if extent < blocks * size else []
@@ -114,20 +112,56 @@ def _keys(b: Notation, x: Value, axis: int, rows: dict[str, int], size: int) -> 
     return keys
 
 
+def _wanted_first(b: Notation, v: Term, dtype: str) -> Term:
+    """An integer that is the greater, the sooner an element comes. A NaN comes first either way, as the greatest does
+    in numpy.
+    """
+    value = _ordered(v, dtype)
+    if b.int_attribute("largest", 1) != 1:
+        value = -1 - value
+    most = 2 ** (63 if size_bytes(dtype) > 4 else 31) - 1
+    return fn("select", fn("ne", v, v), most, value) if is_float(dtype) else value
+
+
 def _ordered(v: Term, dtype: str) -> Term:
-    """An integer of 32 bits in the order of the elements: of floats the bits, all but the sign inverted below 0."""
+    """An integer of 32 or 64 bits in the order of the elements: of floats the bits, all but the sign inverted below 0.
+    """
+    if dtype == "u64":
+        return fn("bit_xor", v.cast("i64"), _LEAST)
     if not is_float(dtype):
-        return (v.cast("i64") - 2**31).cast("i32") if dtype == "u32" else v.cast("i32")
-    v = v.cast("f32") + 0.0  # no -0
-    bits = fn("bits", v)
-    return fn("bit_xor", bits, fn("bit_and", fn("shift_right", bits, 31), 2**31 - 1))
+        return (v.cast("i64") - 2**31).cast("i32") if dtype == "u32" else v.cast("i64" if dtype == "i64" else "i32")
+    top = 8 * max(size_bytes(dtype), 4) - 1
+    bits = fn("bits", v.cast("f64" if top == 63 else "f32") + 0.0)  # no -0
+    return fn("bit_xor", bits, fn("bit_and", fn("shift_right", bits, top), 2**top - 1))
 
 
 def _place(key: Term) -> Term:
     return 2**31 - fn("bit_and", key, 2**32 - 1)
 
 
-# -- by ranks, for elements of 64 bits -----------------------------------------------------------------------------
+# -- elements of 64 bits, which leave no room for a place: a few of a row one by one, more by ranks ----------------
+
+
+def _picked(b: Notation, x: Value, axis: int, found: Value) -> None:
+    """at[.., s + 1], the first place of the greatest element that comes after the last one taken."""
+    extent, count = x.shape[axis], found.shape[axis]
+    rows = {f"i{d}": e for d, e in enumerate(x.shape) if d != axis}
+    row = tuple(map(var, rows))
+    keys = b.temporary("keys", [*rows.values(), extent], "i64")
+    element = x[tuple(_J if d == axis else var(f"i{d}") for d in range(x.rank))]
+    b.assign(keys, {**rows, "j": extent}, _wanted_first(b, element, x.dtype), (*row, _J), suffix="_keys")
+    taken, at = (b.temporary(name, [*rows.values(), count + 1], "i64") for name in ("taken", "at"))
+    b.assign(taken, rows, literal(_GREATEST), (*row, 0), suffix="_start")
+    b.assign(at, rows, literal(-1), (*row, 0), suffix="_before")
+    with b.loop({**rows, "s": count}):
+        key, last, place = keys[*row, _J], taken[*row, _S], index_value(_J)
+        behind = fn("and", fn("eq", key, last), fn("gt", place, at[*row, _S]))
+        left, following = fn("or", fn("lt", key, last), behind), (*row, _S + 1)
+        b.reduce(taken, {}, {"j": extent}, fn("select", left, key, _LEAST), "max", index=following, suffix="_taken")
+        first = fn("and", left, fn("eq", key, taken[following]))
+        b.reduce(at, {}, {"j": extent}, fn("select", first, place, extent), "min", index=following, suffix="_at")
+    place = tuple(_S if d == axis else var(f"i{d}") for d in range(x.rank))
+    b.assign(found, {**rows, "s": count}, at[*row, _S + 1], place, suffix="_places")
 
 
 def _ranked(b: Notation, x: Value, axis: int, found: Value) -> None:

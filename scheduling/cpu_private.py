@@ -22,7 +22,15 @@ from poly.program import Statement
 from poly.relations import ends_of
 from poly.scheduling.arrange import places_of
 from poly.scheduling.cpu_edits import loop_of
-from poly.scheduling.cpu_nests import MOST_VECTORS, blocks_of, cut_whole, in_registers, shifted_to_zero, step_of_access
+from poly.scheduling.cpu_nests import (
+    MOST_VECTORS,
+    blocks_of,
+    cut_whole,
+    in_registers,
+    schedule_nest,
+    shifted_to_zero,
+    step_of_access,
+)
 from poly.scheduling.edits import free_buffer_name, piece_name, settle, unchecked
 from poly.scheduling.paths import common_prefix
 from poly.scheduling.private_nests import private_tensors
@@ -50,7 +58,8 @@ def _nest(schedule: Schedule, names: Sequence[str], machine: Machine) -> Schedul
             return settle(_with_lanes(unchecked(schedule), names, private, iterator, scattered, machine), schedule)
         except PolyError:
             continue
-    return settle(_elements_kept(unchecked(schedule), names, private, machine), schedule)
+    kept = settle(_elements_kept(unchecked(schedule), names, private, machine), schedule)
+    return schedule_nest(kept, names, machine, 1)
 
 
 def _lanes(

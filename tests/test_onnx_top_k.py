@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import product
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy.typing as npt
 import pytest
 
 import poly
+from poly.codegen.kernel import Kernel
 from tests.onnx_helpers import assert_close, node_model, run_model
 from tests.test_onnx import i64
 from tests.test_onnx_compiled import compiled
@@ -50,6 +52,12 @@ def test_every_dtype(dtype: str, largest: int) -> None:
     check(values(dtype, 3, 11), 7, 1, largest)
 
 
+@pytest.mark.parametrize("dtype,largest", [*product(("f8", "i8", "u8"), (1, 0))])
+def test_a_few_of_many_elements_of_64_bits(dtype: str, largest: int) -> None:
+    check(values(dtype, 3, 40), 13, 1, largest)
+    check(values(dtype, 70, 2), 4, 0, largest)
+
+
 @pytest.mark.parametrize("extent,count", [(64, 64), (65, 65), (127, 3), (128, 1), (300, 40)])
 def test_rows_of_one_block_and_of_many(extent: int, count: int) -> None:
     check(values("f4", 2, extent), count, 1, 1)
@@ -76,3 +84,13 @@ def test_on_an_accelerator(extent: int) -> None:
     x = np.nan_to_num(x, nan=7.0)  # the evaluator orders them in its own way
     assert_close(engine.run(arrays | {"x0": x}), sorted_by_numpy(x, 4, 1, True))
     assert bool(engine.fallbacks) == (extent > 64)
+
+
+def test_each_step_looks_at_the_blocks_and_at_one_again_in_lanes() -> None:
+    """No loop around the steps is parallel: what they sum up inside is."""
+    model, _ = node_model("TopK", [values("f4", 1, 300), i64(40)], constant=[1], outputs=2)
+    engine = poly.compile(poly.from_onnx(model))
+    (steps,) = [s.unit for s in engine.steps if any(t.name.endswith("_following") for t in s.program.statements)]
+    assert steps is not None and isinstance(steps.kernel, Kernel)
+    for name in ("s1", "s4"):
+        assert re.search(rf"vector:\n +{name}\w*\[", str(steps.kernel.loops))
