@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from poly.affine import Affine
 from poly.dtypes import size_bytes
-from poly.expr import OPERATORS, Apply, Cost, walk
+from poly.expr import OPERATORS, Apply, Cost, Read, walk
 from poly.locks import cached_property
 from poly.loops import MAX_LANES
 from poly.machine import Machine
-from poly.program import Access, Program, Statement, Tensor
+from poly.program import Access, Program, Statement, Tensor, places_of
 from poly.relations import bound_domain
 from poly.scheduling.groups import Group, bare
 from poly.scheduling.uneven import Ends, shorter_ends
@@ -94,7 +94,9 @@ class Facts:
 
     def vector(self, lanes: int) -> int:
         """Elements of a vector along a loop: the machine's, fewer where the loop is shorter."""
-        return min(self.machine.lanes(self.widest()), 1 << max(0, self.extents[lanes] - 1).bit_length())
+        along = [(s, self.group.axes[s.name][lanes]) for s in self.group.statements]
+        whole = self.machine.lanes(widest_in_lanes(self.program, along))
+        return min(whole, 1 << max(0, self.extents[lanes] - 1).bit_length())
 
     def group_low(self, axis: int) -> int:
         assert self.group.box is not None
@@ -125,6 +127,19 @@ def interleaved(extent: int, vector: int, height: int = 1) -> int:
     vectors, most = -(-extent // vector), min(max(INTERLEAVED) // height, MAX_LANES // vector)
     possible = [k for k in INTERLEAVED if k == 1 or k <= min(vectors, most)]
     return min(possible, key=lambda k: -(-vectors // k) * k * INTERLEAVED[k])
+
+
+def widest_in_lanes(program: Program, along: Sequence[tuple[Statement, str]]) -> int:
+    """Bytes of the widest element that statements touch in lanes along an iterator each: a place that is the same in
+    all of them is no vector.
+    """
+    found = list[int]()
+    for s, iterator in along:
+        read = {e.position for e in walk(s.body) if isinstance(e, Read)}
+        still = {k for k in places_of(a for a, _ in s.accesses) - read if not s.reads[k].indirect}
+        touched = [r for k, r in enumerate(s.reads) if k not in still or moves(r, iterator)]
+        found += [size_bytes(program.tensor[a.tensor].dtype) for a in (*touched, s.write)]
+    return max(found)
 
 
 def bytes_touched(program: Program, statements: Sequence[Statement]) -> int:

@@ -79,10 +79,18 @@ def lane_plan(facts: Facts, lanes: int) -> TilePlan:
         width = SIDE_BY_SIDE if _light(facts) else 1
         if functions_in(facts.group.statements):
             vector *= interleaved(facts.extents[lanes], vector)
-        return TilePlan(others, None, lanes, vector, _whole_and_rest(facts, lanes, vector, width))
+        return TilePlan(_as_written(facts, others), None, lanes, vector, _whole_and_rest(facts, lanes, vector, width))
     turns = _turns(facts, update, facts.strides(update), lanes, vector)
     strips = _whole_and_rest(facts, lanes, vector) if turns else _strips(facts, lanes, vector)
     return TilePlan(others, None, lanes, vector, strips, turns)
+
+
+def _as_written(facts: Facts, axes: Sequence[int]) -> tuple[int, ...]:
+    """Loops of assignments in the order of the largest target, so that its pieces of rows follow one another."""
+    sizes = facts.program.binding
+    large = max(facts.group.statements, key=lambda s: facts.program.tensor[s.write.tensor].nbytes(sizes))
+    steps = facts.strides(large)[-1]
+    return tuple(sorted(axes, key=lambda a: -abs(steps[a] or 0)))
 
 
 def _light(facts: Facts) -> bool:

@@ -21,7 +21,7 @@ from poly.program import Access, Program, ReadIndex, Statement, Tensor
 from poly.relations import ends_of, interval_of
 from poly.scheduling.contraction import names_of
 from poly.scheduling.cpu_edits import cut_at, in_vectors, loops_of_copy, unrolled, whole_blocks
-from poly.scheduling.cpu_facts import stride, widest_element
+from poly.scheduling.cpu_facts import stride, widest_in_lanes
 from poly.scheduling.cpu_threads import share_outermost
 from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.paths import common_prefix
@@ -119,7 +119,7 @@ def lanes_of(schedule: Schedule, name: str, machine: Machine) -> list[Lanes]:
     """What may become lanes, best first: the target's last axis before sums, then what steps along most reads. Without
     sums, lines hold several of the elements that lanes touch."""
     s = schedule.program.statement[name]
-    if s.external is not None or s.write.indirect:
+    if s.external is not None:
         return []
     nest, tensors, sizes = schedule.nests[name], schedule.program.tensor, schedule.program.binding
     apart = [machine.line // size_bytes(tensors[a.tensor].dtype) for a, _ in s.accesses]
@@ -190,7 +190,7 @@ def blocks_of(
     program: Program, statements: Sequence[Statement], iterator: str, machine: Machine, most: int
 ) -> tuple[int, int]:
     """Lanes of a vector along a loop that some statements share, and how many of them, up to `most`, side by side."""
-    width = machine.lanes(widest_element(program, statements))
+    width = machine.lanes(widest_in_lanes(program, [(s, iterator) for s in statements]))
     longest = _longest(program, statements[0], iterator)
     if longest is None:
         return width, max(1, min(most, MAX_LANES // width))
@@ -203,7 +203,7 @@ def _sums(
 ) -> list[str]:
     """The loops of a sum that may run inside of a block of lanes: nothing else of the target is read meanwhile."""
     kept = {n for x in s.write.index if not isinstance(x, ReadIndex) for n in x.names}
-    if s.combiner is None or any(r.tensor == s.write.tensor for r in s.reads):
+    if s.combiner is None or s.write.indirect or any(r.tensor == s.write.tensor for r in s.reads):
         return []
     found = [n for n in loops if not schedule.nests[s.name].loops[n].names & kept]
     bounds = ends[0].names | ends[1].names if ends is not None else set[str]()

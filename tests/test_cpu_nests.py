@@ -27,6 +27,7 @@ from poly.scheduling.distribution import components, distributed
 from poly.scheduling.isl_scheduler import schedule_by_isl
 from poly.scheduling.schedule import Schedule
 from poly.text import parse_program
+from tests.machines import AVX2
 from tests.nest_texts import define
 
 SLOW = bool(os.environ.get("POLYLOOM_SLOW"))
@@ -403,3 +404,28 @@ def test_loops_from_the_end_have_lanes(line: str) -> None:
     assert "vector" in str(kernel.loops)
     values = arrays(program)
     np.testing.assert_array_equal(kernel(**values), run_program(program, values)["A"])
+
+
+@pytest.mark.parametrize("text", ["y[p[a],b] = u[a,b]", "y[p[a],b] += u[a,b]", "y[p[a],b] max= u[a,b]"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rows_written_where_data_say_are_in_lanes(text: str, threads: int) -> None:
+    """Four whole vectors of the elements: places of 8 bytes, the same in all lanes, count for nothing."""
+    program = poly.parse(text, dtypes={"p": "i64"}, p=(50,), u=(50, 37), y=(40, 37))
+    update = str(schedule_for_cpu(program, AVX2).lower()).split("for a in")[1]
+    assert "range(0, 32) vector" in update
+    random = np.random.default_rng(1)
+    p, u = random.permutation(50)[:50] % 40, random.integers(-9, 9, (50, 37)).astype(np.float32)
+    (expected,) = run_program(program, {"p": p, "u": u}).values()
+    assert np.array_equal(poly.compile(program, threads=threads)(p=p, u=u), expected)
+
+
+@pytest.mark.parametrize("text", ["y[b,p[a]] += u[b,a]", "y[p[a],p[b]] += u[a,b]", "y[p[a],b] += u[a,c]*v[c,b]"])
+def test_what_data_scatter_is_right(text: str) -> None:
+    shapes: dict[str, Any] = {"y": (40, 40), "p": (30,), "u": (30, 8) if "v" in text else (30, 30)}
+    shapes |= {"v": (8, 40)} if "v" in text else {"y": (30, 40)} if "y[b," in text else {}
+    program = poly.parse(text, dtypes={"p": "i64"}, **shapes)
+    random = np.random.default_rng(1)
+    arrays = {n: random.integers(-9, 9, e).astype(np.float32) for n, e in shapes.items() if n in "uv"}
+    arrays["p"] = random.permutation(40)[:30]
+    (expected,) = run_program(program, arrays).values()
+    assert np.array_equal(poly.compile(program)(**arrays), expected)
