@@ -175,7 +175,10 @@ def reduction_of(program: Program, group: Group, machine: Machine, threads: int 
         return None
     if lanes in axes:
         spread = None if again else _plan_spread(found)
-        return replace(spread, start=_start(found, group, spread)) if spread is not None else None
+        start = _start(found, group, spread) if spread is not None else ""
+        if spread is None or not start:
+            return spread
+        return replace(spread, start=start, strip=_even_strip(found) if _shares_lanes(found) else spread.strip)
     plan = _plan_again(found, again) if again else _plan_in_order(found) or _plan_folded(found)
     if plan is None:
         return None
@@ -360,13 +363,39 @@ def _plan_spread(summed: _Sum) -> Spread | None:
         return None
     kept = tuple(dict.fromkeys(r.tensor for r in s.reads if not moves(r, lanes) and moves(r, rows)))
     height = _height(extents[rows], range(DEEP_ROWS, DEEP_ROWS // 2, -1))
-    strip = own_share(machine.nearest_cache) // size_bytes(summed.program.tensor[s.write.tensor].dtype)
-    width, unit = 2, 2 * vector
-    if all(extents[i] < summed.threads for i in summed.parallel if i != lanes):
-        strip, unit = min(strip, -(-extents[lanes] // summed.threads)), vector if summed.threads > 1 else unit
-    strip = max(1, strip // unit) * unit
+    strip = _kept_columns(summed)
+    if _shares_lanes(summed):
+        strip = min(strip, -(-extents[lanes] // summed.threads))
+    width = 2
+    strip = max(1, strip // (width * vector)) * width * vector
     ahead = -(-BYTES_AHEAD_BY_ROW // (width * vector * summed.widest)) if summed.is_far else 0
     return Spread(
         statement=s.name, outer=tuple(i for i in summed.others if i != rows), rows=rows, lanes=lanes, vector=vector,
         height=height, width=width, ahead=ahead, strip=strip, kept=kept,
     )  # fmt: skip
+
+
+def _shares_lanes(summed: _Sum) -> bool:
+    """Whether threads have nothing but the columns to share."""
+    return all(summed.extents[i] < summed.threads for i in summed.parallel if i != summed.lanes)
+
+
+def _kept_columns(summed: _Sum) -> int:
+    """Columns of the result that the first cache keeps."""
+    element = size_bytes(summed.program.tensor[summed.statement.write.tensor].dtype)
+    return max(1, own_share(summed.machine.nearest_cache) // element)
+
+
+def _even_strip(summed: _Sum) -> int:
+    """The columns of a strip, whole vectors, with which threads that share them are done soonest. What is left over is
+    a strip, too, for the first who is done.
+    """
+    extent, vector, threads = summed.extents[summed.lanes], summed.vector, summed.threads
+    each = -(-extent // (threads * _kept_columns(summed)))  # strips of a thread
+    share = extent // (threads * each * vector)
+
+    def slowest(strip: int) -> int:
+        whole, rest = divmod(extent, strip)
+        return -(-whole // threads) * strip + (rest if whole % threads == 0 else 0) if whole > 1 else extent
+
+    return min((max(1, share) * vector, (share + 1) * vector), key=slowest)

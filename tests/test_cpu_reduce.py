@@ -93,6 +93,18 @@ STRIPS = [  # spec, shapes, threads, loops that threads share without a meeting
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("columns", "threads", "strip"),
+    [(300, 2, 144), (300, 4, 80), (2000, 3, 672), (2000, 8, 256), (512, 4, 128), (20000, 2, 3328)],
+)
+def test_strips_are_even_for_threads(columns: int, threads: int, strip: int) -> None:
+    """Whole vectors, of which the last may be fewer, and no more than the first cache keeps about half of."""
+    program = einsum("ij->j", (300, columns))
+    (group,) = groups_of(program)
+    found = reduction_of(program, group, AVX512, threads)
+    assert isinstance(found, Spread) and found.start and found.strip == strip
+
+
 @pytest.mark.parametrize(("spec", "shapes", "threads", "loops"), STRIPS)
 def test_strips_and_rows_of_threads_are_done_without_a_meeting(
     spec: str, shapes: list[tuple[int, ...]], threads: int, loops: int
