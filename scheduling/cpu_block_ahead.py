@@ -13,7 +13,7 @@ from poly.program import Access, Statement
 from poly.relations import bound_domain
 from poly.scheduling.asked_copies import copies_into
 from poly.scheduling.cpu_block_steps import Steps
-from poly.scheduling.cpu_core import core_of
+from poly.scheduling.cpu_core import core_of, own_share
 from poly.scheduling.cpu_edits import results_asked
 from poly.scheduling.cpu_facts import BYTES_AHEAD, bytes_apart, from_afar, own_capacity, reduction_extents
 from poly.scheduling.cpu_plan import BlockPlan, Pack
@@ -24,6 +24,9 @@ from poly.sets import interval
 # The rows of the next register tile are asked for once for each tile of lanes, so only where there are at most so many
 # of these, and where so many times a tile's rows fit the nearest cache: what is packed is there besides.
 FEW_USES, AHEAD_SHARE = 2, 4
+# Less of an operand than the first cache holds is asked for where tiles have so many rows, which a core does not look
+# beyond, and sums are so many times longer than what is asked for behind their end.
+FEWEST_ROWS, LONG_SUM = 6, 8
 TILES_AHEAD = 2  # that results are asked for: in one, their lines come too late
 
 
@@ -98,8 +101,9 @@ class Ahead:
 
     def lanes(self, schedule: Schedule, name: str) -> Schedule:
         """Lanes of an operand that is used as it lies, more in a tile's steps than the first cache holds, are asked for
-        some steps ahead: pieces of rows that lie apart, which no prefetcher follows, come from slower caches each time.
-        Not where each row of another operand would be asked for by itself then.
+        some steps ahead: pieces of rows that lie apart, which no prefetcher follows, come from slower caches each time;
+        where few tiles of rows use them and the operand does not stay near, also less. Not where each row of another
+        operand would be asked for by itself then.
         """
         program, nest, vector = schedule.program, schedule.nests[name], schedule.nests[name].names[-1]
         s, rolled = program.statement[name], self._reduction_loops(schedule, name)[1]
@@ -111,10 +115,14 @@ class Ahead:
             moving = [r for r in moving if (bytes_apart(program, r, n) or 0) >= self.machine.line]
         if any((bytes_apart(program, r, axes[self.plan.rows]) or 0) >= self.machine.line for r in moving):
             return schedule
-        panel = self._steps_at_once(schedule, s, axes) * self.plan.vector * max(p.width for p in self.plan.strips)
+        steps, pieces = self._steps_at_once(schedule, s, axes), self.plan.strips[0].rows
+        panel = steps * self.plan.vector * max(p.width for p in self.plan.strips)
+        few = sum(-(-(p.high - p.low) // p.tile) for p in pieces) <= FEW_USES
+        few = few and min(p.tile for p in pieces) >= FEWEST_ROWS and steps >= LONG_SUM * wanted
         for r in moving:
             element = size_bytes(program.tensor[r.tensor].dtype)
-            if bytes_apart(program, r, axes[self.plan.lanes]) == element and element * panel > near:
+            away = few and program.tensor[r.tensor].nbytes(program.binding) > own_share(own_capacity(self.machine))
+            if bytes_apart(program, r, axes[self.plan.lanes]) == element and (away or element * panel > near):
                 each = self._laid_steps(schedule, name, rolled[-1])
                 return schedule.prefetch(vector, rolled[-1], max(1, wanted // each))
         return schedule

@@ -18,7 +18,7 @@ from poly.scheduling.cpu_block import block_group, schedule_contraction
 from poly.scheduling.cpu_contract import contraction_plan
 from poly.scheduling.cpu_core import Cache, core_of
 from poly.scheduling.cpu_cost import MemoryCycles, SharedNest, cycles_of_memory, overlapped
-from poly.scheduling.cpu_facts import BYTES_AHEAD, Facts, facts_of
+from poly.scheduling.cpu_facts import BYTES_AHEAD, Facts, facts_of, own_capacity
 from poly.scheduling.cpu_operand import Operand, Touched
 from poly.scheduling.cpu_plan import BlockPlan, tallest, window_stays
 from poly.scheduling.cpu_rating import RatedWays
@@ -663,6 +663,26 @@ def test_lanes_that_lie_apart_are_asked_for(text: str, steps: int, number: int, 
             assert nest.loops[found[0]].names == {"k"} and found[0] not in laid and 1 <= found[1] <= 8
     if asked:
         run(program, plan)
+
+
+@pytest.mark.parametrize(
+    ("rows", "height", "steps", "columns", "asked"),
+    [(12, 6, 128, 3000, True), (18, 6, 128, 3000, False), (8, 4, 128, 3000, False), (12, 6, 48, 8000, False),
+     (12, 6, 128, 400, False)],
+)  # fmt: skip
+def test_lanes_of_a_large_operand_are_asked_for_where_few_rows_use_them(
+    rows: int, height: int, steps: int, columns: int, asked: bool
+) -> None:
+    """By two tiles at most, of so many rows and steps, and more than half of a core's own caches of it."""
+    program = poly.parse("C[i,j] += A[i,k] * B[k,j]", A=(rows, steps), B=(steps, columns))
+    (group,) = groups_of(program)
+    machine = replace(AVX2, engines=(replace(AVX2.engines[0], cost={**AVX2.engines[0].cost, "asked": 8}),))
+    assert own_capacity(machine) // 2 in range(400 * 128 * 4, 3000 * 128 * 4)
+    choice = rated_ways(facts_of(program, group, machine), 1)
+    plan = choice.plan(next(w for w in choice.ways() if not w.packs and not w.lanes_outside), height, 2, 1, 0, 0)
+    schedule = block_group(unchecked(Schedule(program)), group, plan, machine)
+    marks = [schedule.marks[schedule.nests[n].names[-1]] for n in schedule.nests if n.startswith("C_update")]
+    assert marks and all((m.ahead is not None) == asked for m in marks)
 
 
 @pytest.mark.parametrize(("outer", "inner", "deep"), [(100, 140, "i"), (140, 100, "i"), (60, 140, "k"), (3, 140, "k")])
