@@ -15,12 +15,12 @@ from poly.machine import MATRIX_TILE, USUAL_BYTES_PER_CYCLE, USUAL_CACHE, USUAL_
 _WIDE_BYTES_PER_CYCLE = {0: 10, 1: 128, 2: 56, 3: 28}
 _WIDE_CORE = {**USUAL_CORE, "page": 64, "near": 64, "overlap": 3, "remote": 8}
 # Of cores with wide vectors and tiles, whose last cache is large and a mesh away (decisions 0085, 0087, 0099, 0102,
-# 0105); which gather an element in a cycle, where a Zen 5 takes two (0089).
+# 0105, 0107); which gather an element in a cycle, where a Zen 5 takes two (0089).
 _MESH = frozenset(("avx512fp16", "amx-tile"))
 _MESH_BYTES_PER_CYCLE = {0: 4, 1: 128, 2: 48, 3: 9}
 _MESH_CORE = {
-    **_WIDE_CORE, "remote": 3, "near": 112, "sums": 4, "afar": 1, "crossing": 25, "asked": 8, "anew": 10,
-    "guarded": 10, "unpadded": 110, "gather": 1,
+    **_WIDE_CORE, "overlap": 4, "remote": 3, "near": 112, "sums": 4, "afar": 1, "crossing": 30, "asked": 8,
+    "anew": 10, "piece": 3, "guarded": 10, "unpadded": 110, "gather": 1,
 }  # fmt: skip
 _TILED, _RAPIDS = "sapphirerapids", "rapids"  # the first core that has tiles; how the names of all of them end
 _WIDE = 16  # f32 lanes

@@ -39,7 +39,8 @@ USUAL_CORE: Final[Mapping[str, int]] = {
     "reduce": 5,  # cycles to reduce the lanes of a vector and hand the value to all of another: cpu_across
     "page": 192,  # bytes that a piece costs besides its lines in a page of its own (0041): cpu_operand, cpu_reuse
     "near": 0,  # bytes that a piece costs besides its lines as it comes into the first cache (0041): cpu_operand
-    "overlap": 4,  # norm of what hides behind what takes longest (0041): cpu_cost
+    "overlap": 4,  # norm of what hides behind what takes longest (0041), one less for what comes from a last cache that
+    # is `afar` (0107): cpu_cost
     "remote": 2,  # bytes a cycle of what another core wrote (0021, 0056): cpu_threads, cpu_rating
     "pages": 64,  # whose addresses it knows without waiting, at least what a first level of a translation buffer holds
     # of the cores we know (of Zen 5: 96): cpu_operand, cpu_permute
@@ -54,8 +55,10 @@ USUAL_CORE: Final[Mapping[str, int]] = {
     # lies in two lines (0087): cpu_cost
     "asked": 0,  # steps of a register tile's reduction before which lanes that lie apart are asked for where the first
     # cache does not hold those of all steps; 0: not at all (0099): cpu_block_ahead
-    "anew": 0,  # cycles of a row of partial sums in a page of its own, of more than a core knows, where register tiles
-    # go on below it (0102): cpu_rating
+    "anew": 0,  # cycles of a row of a register tile: of results that a core's own caches do not hold (0107), of partial
+    # sums in a page of its own, of more than a core knows, where tiles go on below it (0102): cpu_rating
+    "piece": 0,  # cycles of a copied piece that is as long as a register tile has rows, besides those for its elements;
+    # 0: as many as vectors of such a length take (0107): cpu_rating
     "guarded": 14,  # tenths of an element that a copy with padding moves a cycle (0085): cpu_rating
     "unpadded": 100,  # percent of the cycles that the model gives a window with its padding: one without is sooner done
     # up to there (0105): cpu_padding

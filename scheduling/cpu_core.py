@@ -67,6 +67,7 @@ class Core:
     crossing: int
     asked: int
     anew: int
+    piece: int
     guarded: int
     unpadded: int
     streamed: int

@@ -148,6 +148,7 @@ def cycles_of_memory(
             if 0 < n < last and walk.touched.alone.any():
                 waits = waits + np.where(own, 0.0, kept.moved(walk.touched.alone, walk.around)) * WAITING / cache.rate
         levels.append(total / cache.rate)
+    walks = [boxes.with_buffer(walk) for walk in walks] if core.afar else walks
     copied = [{k: walk.copied[n] for k, walk in enumerate(walks) if n in walk.copied} for n in range(len(nests))]
     return MemoryCycles(levels[:-1], coming, levels[-1] + waits, bursts), copied
 
@@ -237,15 +238,19 @@ def tile_cycles(
 
 
 def overlapped(core: Core, work: Numbers, traffic: MemoryCycles) -> Numbers:
-    """Cycles of operations and of traffic: what comes from caches overlaps, bursts only while they come; for memory a
-    core waits, as prefetchers start anew in every page.
+    """Cycles of operations and of traffic: what comes from caches overlaps, less where the last one is far, bursts only
+    while they come; for memory a core waits, as prefetchers start anew in every page.
     """
-    cycles = _longest(core, (work, *traffic.near, traffic.coming))
+    if core.afar:
+        first = _longest(core.overlap, (work, *traffic.near[:1]))
+        cycles = _longest(max(1, core.overlap - 1), (first, *traffic.near[1:], traffic.coming))
+    else:
+        cycles = _longest(core.overlap, (work, *traffic.near, traffic.coming))
     for burst, share in traffic.bursts:
-        cycles = (1 - share) * cycles + share * _longest(core, (cycles, burst / share))
+        cycles = (1 - share) * cycles + share * _longest(core.overlap, (cycles, burst / share))
     return cycles + traffic.far
 
 
-def _longest(core: Core, parts: Sequence[Numbers]) -> Numbers:
+def _longest(norm: int, parts: Sequence[Numbers]) -> Numbers:
     """A norm: the longest hides most of the others."""
-    return sum((p**core.overlap for p in parts), np.zeros(())) ** (1 / core.overlap)
+    return sum((p**norm for p in parts), np.zeros(())) ** (1 / norm)

@@ -31,8 +31,9 @@ PANELS, ROW_BLOCKS = (1, 4, 8, 16, 64), (4, 16, 64)
 # Elements a cycle of copies: by squares in registers, of what strides leave apart, one by one.
 SQUARES, STRIDED, ONE_BY_ONE = 2.0, 1.4, 0.7
 PADDED_TURNED = 1 / 3  # of the rate of copies with padding where elements go one by one to other places (0105)
-# Cycles of a copy for a vector in long runs, in short ones, and for what rows share, as wide as their number allows.
-VECTOR, SHORT_VECTOR, PIECE = 2.0, 4.0, 1.5
+# Cycles of a copy for a vector in long runs, in short ones, and for what rows share, as wide as their number allows, or
+# where a machine says what a piece takes, for each of its elements.
+VECTOR, SHORT_VECTOR, PIECE, ELEMENT = 2.0, 4.0, 1.5, 0.3
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ class RatedWays(PlannedWays):
         """Some ways with their register tiles, where there are any."""
         known: dict[tuple[object, ...], Shapes] = {}
         for way in ways:
-            key = self._step(way), self._even(way), self._deep_of(way)
+            key = self._step(way), self._even(way), self._deep_of(way), self._in_pieces(way)
             if key not in known:
                 known[key] = self._shapes(*key)
             if known[key].best:
@@ -164,8 +165,10 @@ class RatedWays(PlannedWays):
         deep = self.depths_of(way)
         return tuple(deep if way.lanes_outside else [0] if self.turned else [0, *deep])
 
-    def _shapes(self, step: Step, even: bool, deep: tuple[int, ...]) -> Shapes:
-        """The register tiles that take the fewest cycles of operations, and such that keep a window."""
+    def _shapes(self, step: Step, even: bool, deep: tuple[int, ...], copied: int = 0) -> Shapes:
+        """The register tiles that take the fewest cycles of operations, and of copies in pieces as long as these have
+        rows, of so many elements; and such that keep a window.
+        """
         rows = self.extents[self.names[step.rows]]
         registers, masked = self.core.registers, self.facts.extents[self.lanes] % self.vector > 0
         shapes = [
@@ -182,7 +185,8 @@ class RatedWays(PlannedWays):
         table = np.array(shapes, float)
         work, _, _ = self._work(step, table[:, 0], table[:, 1], np.zeros(()))
         window = self._window(step.rows)
-        liked = [shapes[k] for k in np.argsort(work, kind="stable")]
+        copies = copied / self._pieces_rate(table[:, 0])
+        liked = [shapes[k] for k in np.argsort(work + copies, kind="stable")]
         # Of a panel that costs no copy also the best of each width, but of one: a load for every multiply-add.
         first = {w: (h, w) for h, w in reversed(liked) if w > 1 and step.known}
         best = [
@@ -213,22 +217,23 @@ class RatedWays(PlannedWays):
             found += [(h, w, p, b, d) for p in panels for b in blocks for d in shapes.depths]
             kinds += [n * len(deep) + d for _ in panels for _ in blocks for d in deep]
         sizes = np.array(found, float)
-        work = shapes.work[kinds] + self._anew(way, sizes)
-        return Grid(way, sizes, work, shapes.count[kinds], shapes.rest[kinds])
+        return Grid(way, sizes, shapes.work[kinds], shapes.count[kinds], shapes.rest[kinds])
 
     def _anew(self, way: Way, sizes: Numbers) -> Numbers:
-        """Cycles for rows of partial sums in pages of their own, more than a core knows, where the next register tile
-        goes on below them and not beside them.
+        """Cycles for rows of register tiles that a core waits for: of results that its own caches do not hold; of
+        partial sums of those, or in more pages than it knows, where the next tile is below them and not beside them.
         """
         width, panels, depth = (sizes[:, k] for k in (1, 2, 4))
-        rows, target = self.names[way.rows], self.operands[-1]
-        stride = target.stride(rows)
-        if stride < PAGE or stride * self.extents[rows] <= self.core.pages * PAGE or self.turned:
+        rows, target, core = self.names[way.rows], self.operands[-1], self.core
+        far, stride = target.size > core.counted_on(len(core.own) - 1), target.stride(rows)
+        apart = stride >= PAGE and stride * self.extents[rows] > core.pages * PAGE
+        if not far and (self.turned or not apart):
             return np.zeros(len(sizes))
-        along = width * panels if way.lanes_inside else width
-        each = float(prod(e for k, e in enumerate(self.facts.extents) if k != self.lanes))
-        blocks = np.ceil(self.ranges.get(self.deep, 1) / np.maximum(depth, 1))
-        return np.where(depth > 0, each * blocks * np.ceil(self.vectors / along) * self.core.anew, 0.0)
+        beside = 1.0 if self.turned else width  # columns of a tile that is turned are lines each
+        along = width * panels if way.lanes_inside else beside
+        each = float(prod(e for k, e in enumerate(self.facts.extents) if k != self.lanes)) * core.anew
+        again = np.where(depth > 0, np.ceil(self.ranges.get(self.deep, 1) / np.maximum(depth, 1)) - far, 0.0)
+        return each * (far * np.ceil(self.vectors / beside) + again * np.ceil(self.vectors / along))
 
     def _window(self, axis: int) -> int:
         """Iterations of the innermost loop of the reduction where it moves a window along the rows; else 0."""
@@ -325,7 +330,8 @@ class RatedWays(PlannedWays):
         panels = [k for k, o in enumerate(self.operands[:-1]) if o.depends(lanes) and o.size > own]
         traffic, copying = cycles_of_memory(self.core, self.operands, nests, self.extents, along, panels)
         ends = np.cumsum([nest.count for nest in nests])[:-1]
-        inside = np.split(overlapped(self.core, np.concatenate([grid.work for grid in grids]), traffic), ends)
+        waits = np.concatenate([self._anew(grid.way, grid.sizes) for grid in grids])
+        inside = np.split(overlapped(self.core, np.concatenate([grid.work for grid in grids]), traffic) + waits, ends)
         return [
             self._shared(grid, nest, sites, own, copied)
             for grid, nest, sites, own, copied in zip(grids, nests, places, inside, copying, strict=True)
@@ -421,10 +427,21 @@ class RatedWays(PlannedWays):
             if moving:
                 long = vectors * self.vector * operand.element >= SHORT
                 return self.vector / np.where(long, VECTOR, SHORT_VECTOR)
-            whole = height.astype(int)
-            return np.minimum(self.vector, whole & -whole) / PIECE
+            return self._pieces_rate(height)
         squares = moving and self._fast_axis(k) is not None
         return np.full((), SQUARES if squares else ONE_BY_ONE)
+
+    def _pieces_rate(self, height: Numbers) -> Numbers:
+        """Elements a cycle of a copy in pieces as long as a register tile has rows."""
+        if self.core.piece:
+            return height / (self.core.piece + ELEMENT * height)
+        whole = height.astype(int)
+        return np.minimum(self.vector, whole & -whole) / PIECE
+
+    def _in_pieces(self, way: Way) -> int:
+        """Elements that are copied like that, once at least, where that takes what a machine says."""
+        rows, reads = self.names[way.rows], [self.operands[k] for k, site in way.packs if site == "rows"]
+        return sum(prod(o.shape) for o in reads if o.stride(rows) == o.element) if self.core.piece else 0
 
 
 def _loads(step: Step, height: Numbers, width: Numbers) -> tuple[Numbers, Numbers]:

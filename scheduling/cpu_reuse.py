@@ -7,8 +7,8 @@ part that stays there (the reuse of Low et al., TOMS 2016, for any order of loop
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import inf
+from dataclasses import dataclass, replace
+from math import inf, prod
 
 import numpy as np
 import numpy.typing as npt
@@ -169,6 +169,22 @@ class Boxes:
             np.where(inside, dense, needed),
         ), around  # fmt: skip
 
+    def with_buffer(self, walk: Walk) -> Walk:
+        """A walk whose copies go to a buffer that the core's own caches have lost, if they have when the next block is
+        copied: tiles were done with one panel of it after the other, and with all the rest in between.
+        """
+        own, copied = self.core.caches[len(self.core.own) - 1], dict(walk.copied)
+        for n, (nest, at) in enumerate(_placed(self.nests)):
+            depth = _panels(walk.operand, nest, copied[n].depth) if n in copied else None
+            if depth is not None:
+                box = {i: sizes[depth, at] for i, sizes in self.sizes.items()}
+                between = sum((o.elements(box) * o.element for o in self.operands), np.zeros(()))
+                reused = prod((loop.trips for loop in nest.loops[depth + 1 :]), start=np.ones(()))
+                lost = (between > own.capacity) & (nest.loops[depth].trips > 1) & (reused > 1)
+                cycles = copied[n].cycles + np.where(lost, 2 * copied[n].bytes / own.rate, 0.0)
+                copied[n] = replace(copied[n], cycles=cycles)
+        return replace(walk, copied=copied)
+
     def _columns(self, by_nest: Sequence[Sequence[int]]) -> npt.NDArray[np.int_]:
         """Values by depth of every nest, for each of its candidates."""
         return np.repeat(np.array(by_nest).T, [nest.count for nest in self.nests], axis=1)
@@ -277,6 +293,12 @@ def _entries(operand: Operand, loops: Sequence[Loop]) -> list[int]:
 def _follows(operand: Operand, loops: Sequence[Loop], changed: Sequence[int]) -> list[bool]:
     """By depth whether the loop around a box that changes what it touches walks along memory."""
     return [at > 0 and operand.stride(loops[at - 1].iterator) == operand.element for at in changed]
+
+
+def _panels(operand: Operand, nest: BlockedNest, depth: int) -> int | None:
+    """The depth of the loop from panel to panel of what is packed at a depth."""
+    inside = range(depth, len(nest.loops))
+    return next((d for d in inside if operand.depends(nest.loops[d].iterator)), None)
 
 
 def _goes_on(operand: Operand, nest: BlockedNest, copy: Copy) -> bool:

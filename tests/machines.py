@@ -17,3 +17,7 @@ AVX2 = avx2_core(512 * 1024, 32 * 1024)
 AVX512 = machine_of_features(
     "x", ("avx512f", "avx512vl"), "x86_64-unknown-linux-gnu", {1: 48 << 10, 2: 1 << 20, 3: 32 << 20}, 1, 4000
 )
+MESH = machine_of_features(
+    "x", ("avx512f", "avx512vl", "avx512fp16", "amx-tile"), "x86_64-unknown-linux-gnu",
+    {1: 48 << 10, 2: 2 << 20, 3: 480 << 20}, 1, 3000,
+)  # fmt: skip

@@ -28,7 +28,7 @@ from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.groups import groups_of
 from poly.scheduling.schedule import Schedule
 from poly.text import parse_program
-from tests.machines import AVX2, AVX512
+from tests.machines import AVX2, AVX512, MESH
 
 GEMM = "C[i,j] += A[i,k] * B[k,j]"
 TRANSPOSED = "C[i,j] += A[k,i] * B[j,k]"
@@ -888,3 +888,45 @@ def test_a_panel_stays_in_the_first_cache_beside_rows_that_meet_in_few_sets() ->
     program = poly.parse("C[b,i,j] += A[b,i,k] * B[b,j,k]", A=(12, 512, 64), B=(12, 512, 64))
     plan = contraction_plan(facts_on(program, AVX512), 2)
     assert isinstance(plan, BlockPlan) and not plan.lanes_inside and plan.strips[0].width > 2
+
+
+def test_tiles_have_more_rows_where_their_operand_is_copied_in_pieces_as_long() -> None:
+    """A piece costs the same before its first element: of A[k,i] for 14 rows less than for 6."""
+    choice = rated_ways(facts_on(poly.parse("C[i,j] += A[k,i] * B[k,j]", A=(512, 512), B=(512, 512)), MESH), 1)
+    heights = {
+        bool(packs): {h for h, _ in shapes.best}
+        for way, shapes in choice._shaped(choice.ways())  # pyright: ignore[reportPrivateUsage]
+        for packs in [[site for _, site in way.packs if site == "rows"]]
+    }
+    assert min(heights[True]) > 9 > min(heights[False])
+
+
+def test_rows_of_results_are_waited_for_where_a_cores_own_caches_do_not_hold_them() -> None:
+    sizes = np.array([[6, 4, 4, 0, 0], [12, 2, 8, 0, 0], [6, 4, 4, 0, 128]], float)
+
+    def waits(extent: int) -> list[float]:
+        square = (extent, extent)
+        choice = rated_ways(facts_on(poly.parse(GEMM, A=square, B=square), MESH), 1)
+        way = next(w for w in choice.ways() if w.packs == ((1, "lanes"),) and not w.lanes_outside)
+        return choice._anew(way, sizes).tolist()  # pyright: ignore[reportPrivateUsage]
+
+    assert waits(256) == [0, 0, 0]
+    wide, narrow, partial = waits(1024)
+    assert 0 < wide == narrow / 2 < partial
+
+
+def test_a_far_cache_hides_less() -> None:
+    work, moved, none = np.full(1, 100.0), np.full(1, 80.0), np.zeros(1)
+    core = replace(CORE, overlap=4)
+    near, behind = (MemoryCycles(levels, none, none) for levels in ((moved, none), (none, moved)))
+    assert overlapped(core, work, near) == overlapped(core, work, behind)
+    far = replace(core, afar=1)
+    assert overlapped(core, work, near) == pytest.approx(overlapped(far, work, near))
+    assert overlapped(far, work, near) < overlapped(far, work, behind)
+
+
+def test_panels_of_a_buffer_are_not_used_one_after_the_other_where_it_is_lost_meanwhile() -> None:
+    """With all rows of A between two copies to a panel, its lines come from the last cache to be written."""
+    plan = contraction_plan(facts_on(poly.parse(GEMM, A=(1024, 1024), B=(1024, 1024)), MESH), 1)
+    assert isinstance(plan, BlockPlan)
+    assert plan.row_block or plan.lanes_inside or plan.strips[0].block == 1
