@@ -31,10 +31,12 @@ class Units:
     machine: Machine
 
     def suits(self, strip: Strip, piece: Piece) -> bool:
-        """Whether a piece is whole tiles of the unit."""
-        unit, plan = self.plan.unit, self.plan
-        whole = (strip.high - strip.low) % (plan.vector * strip.width) == 0
-        return unit is not None and whole and piece.tile % unit.rows == 0
+        """Whether a piece is tiles of the unit: whole ones, or one of fewer rows or columns."""
+        unit, vector, lanes = self.plan.unit, self.plan.vector, strip.high - strip.low
+        if unit is None:
+            return False
+        across = lanes % (vector * strip.width) == 0 or 1 < lanes < vector
+        return across and (piece.tile % unit.rows == 0 or 1 < piece.tile < unit.rows)
 
     def in_commands(
         self, schedule: Schedule, name: str, inner: Sequence[str], points: tuple[str, str], tile: tuple[int, int]

@@ -22,7 +22,8 @@ from poly.scheduling.cpu_ways import Way
 
 SIDE = 2  # tiles of the unit beside each other in a register tile, along rows and along lanes
 PANELS, ROW_BLOCKS = (1, 4, 8, 16, 32), (0, 4, 16)
-LEFT_OVER = 1.5  # times its operations that a piece takes which is left over for vectors
+LEFT_OVER = 1.5  # times its operations that a column takes which is left over for vectors
+SHAPES = 300.0  # cycles until the unit has been told other shapes
 
 
 @dataclass(frozen=True)
@@ -115,54 +116,48 @@ class RatedUnits(RatedWays):
         rows, lanes = self.extents[self.names[way.rows]], self.facts.extents[self.lanes]
         around = prod(e for k, e in enumerate(self.facts.extents) if k not in (way.rows, self.lanes))
         steps = prod(self.ranges.values())
-        tiles = (rows // unit.rows) * (lanes // self.vector)
+        tiles = -(-rows // unit.rows) * self.vectors
         product = float(engine.cost.get(unit.operator, unit.rows))
         blocks = np.where(depth > 0, np.ceil(unit.length / np.maximum(depth, 1)), 1.0)
         others = len(self.facts.group.statements) > 2
         sums = TILE_CYCLES / 2 + unit.rows * (1.0 + (blocks > 1) + 3 * others)
         inside = tiles * (steps / unit.steps * product + blocks * sums)
-        whole = (rows // unit.rows * unit.rows) * (lanes // self.vector)
-        left = (rows * self.vectors - whole) * steps / self.core.fma * LEFT_OVER
-        return (inside + left) * around
+        alone = any(site == "whole" for _, site in way.packs) and lanes % self.vector == 1
+        kinds = (1 + (rows % (SIDE * unit.rows) > 0)) * (1 + (lanes % (SIDE * self.vector) > 0)) - 1
+        return (inside + alone * rows * steps / self.core.fma * LEFT_OVER + kinds * SHAPES) * around
 
     # ---- the plan
 
     def _unit_plan(
         self, way: Way, unit: UnitPlan, height: int, width: int, lane_block: int, row_block: int, depth: int
     ) -> BlockPlan:
-        """The plan for a register tile; strips and pieces that are no whole ones are for vectors."""
+        """The plan for a register tile; a column that is left alone is for vectors."""
         plan = self.plan(way, height, width, lane_block, row_block, depth)
         packs = tuple(replace(p, on_way=False, asked=False) for p in plan.packs)
         low, extent = self.facts.group_low(self.lanes), self.facts.extents[self.lanes]
         start, rows = self.facts.group_low(way.rows), self.extents[self.names[way.rows]]
+        pieces = tuple(_pieces(start, rows, unit.rows, height))
+        alone = any(site == "whole" for _, site in way.packs)  # in blocks of whole tiles, which others would cut
         strips: list[Strip] = []
-        for wide in range(width, 0, -1):
-            size = wide * self.vector
-            count = (low + extent - start_of(strips, low)) // size
-            if count:
-                begin = start_of(strips, low)
-                strips.append(Strip(begin, begin + count * size, wide, self._pieces(start, rows, height, unit, wide),
-                                    min(lane_block, count)))
-        begin = start_of(strips, low)
-        if begin < low + extent:
-            pieces = balanced(start, rows, max(1, tallest(1, True, self.core.registers)))
-            strips.append(Strip(begin, low + extent, 1, pieces))
+        for p in _pieces(low, extent, self.vector, width * self.vector, alone):
+            wide, block = max(1, p.tile // self.vector), min(lane_block, (p.high - p.low) // p.tile)
+            own = pieces if p.tile > 1 else balanced(start, rows, max(1, tallest(1, True, self.core.registers)))
+            strips.append(Strip(p.low, p.high, wide, own, block))
         return replace(plan, packs=packs, strips=tuple(strips), unit=unit)
 
-    def _pieces(self, start: int, extent: int, height: int, unit: UnitPlan, width: int) -> tuple[Piece, ...]:
-        """Rows in register tiles of the unit, then in one that is smaller, then for vectors."""
-        found: list[Piece] = []
-        at = start
-        for size in range(height, 0, -unit.rows):
-            count = (start + extent - at) // size
-            if count:
-                found.append(Piece(at, at + count * size, size))
-                at += count * size
-        rest = start + extent - at
-        found += balanced(at, rest, max(1, tallest(width, False, self.core.registers))) if rest else ()
-        return tuple(found)
 
-
-def start_of(strips: list[Strip], low: int) -> int:
-    """Where the next strip begins."""
-    return strips[-1].high if strips else low
+def _pieces(start: int, extent: int, side: int, most: int, alone: bool = False) -> Iterator[Piece]:
+    """A loop in tiles of `most`, then in smaller ones of at most `side`, none of them a single iteration, which is no
+    tile, but where that has to be left `alone`.
+    """
+    whole, rest = divmod(extent, most)
+    if rest == 1 and whole and not alone:
+        whole, rest = whole - 1, rest + most
+    if whole:
+        yield Piece(start, start + whole * most, most)
+    start += whole * most
+    while rest:
+        size = min(side, rest)
+        size -= rest - size == 1 and not alone
+        yield Piece(start, start + size, size)
+        start, rest = start + size, rest - size

@@ -19,9 +19,9 @@ from poly.program import Access, Program, Statement, Tensor, box_domain, unused_
 from poly.scheduling.cpu_facts import bare_axes
 from poly.scheduling.sums import alone, in_order, ranges_of, start_of, with_statements
 
-# Of a product on the unit: rows and steps at least, products of elements, and the share of its sums that may be left
-# over for vectors. Smaller ones are sooner done with widened operands.
-ROWS, STEPS, PRODUCTS, LEFT_OVER = 32, 64, 200_000, 1 / 4
+# Of a product on the unit: rows, columns, steps and products of elements at least. Smaller ones are sooner done with
+# widened operands.
+ROWS, COLUMNS, STEPS, PRODUCTS = 24, 16, 64, 200_000
 _PAIR: Final = DOTS[IN_TILES]
 _DEEP: Final = MATRIX_TILE[1]  # elements of a row of a tile
 
@@ -87,8 +87,7 @@ def _step(program: Program, s: Statement, ranges: Mapping[str, int]) -> str | No
     if s.write.affine_index[-1].names & first:  # rows are of the other one
         rows, columns = columns, rows
     steps = [i for i in (first & second) - target if ranges[i] >= STEPS]
-    left = 1 - prod(n // side * side / n for n, side in zip((rows, columns), MATRIX_TILE, strict=True))
-    large = rows >= ROWS and left <= LEFT_OVER and prod(ranges.values()) >= PRODUCTS
+    large = rows >= ROWS and columns >= COLUMNS and prod(ranges.values()) >= PRODUCTS
     return max(steps, key=lambda i: ranges[i], default=None) if whole and large else None
 
 
