@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from poly.affine import Affine
 from poly.codegen.addresses import LaneError, Linear
 from poly.codegen.state import State
 from poly.codegen.text import constant_text
 from poly.codegen.values import Value
-from poly.dtypes import is_float
+from poly.dtypes import is_float, is_integer, numpy_dtype
 from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, dtype_of_literals, is_free
 
 
@@ -25,13 +27,28 @@ def expression(s: State, body: Expr, reads: Mapping[int, Value], dtype: str | No
         case Cast(("i32" | "i64") as target, IndexValue(index)):
             return index_value(s, index, target)
         case Cast(target, argument):
-            return s.ops.cast(expression(s, argument, reads, dtype_of_literals((argument,)), contract), target)
+            inner = _unbounded(argument, target)
+            value = expression(s, inner, reads, dtype_of_literals((inner,)), contract)
+            if inner is not argument and not is_float(value.dtype):  # integers wrap around
+                value = expression(s, argument, reads, dtype_of_literals((argument,)), contract)
+            return s.ops.cast(value, target)
         case Apply(name, arguments):
             if contract and name in ("add", "sub"):
                 fused = _contracted(s, name, arguments, reads, dtype)
                 if fused is not None:
                     return fused
             return s.ops.apply(name, _operands(s, name, arguments, reads, dtype, contract))
+
+
+def _unbounded(argument: Expr, dtype: str) -> Expr:
+    """A number without bounds that its conversion to an integer has itself, if it is a float."""
+    match argument:
+        case Apply(("max" | "min") as name, (value, Const(bound))) if is_integer(dtype) and not is_free(value):
+            limits = np.iinfo(numpy_dtype(dtype).name)
+            idle = bound <= limits.min if name == "max" else bound >= limits.max
+            return _unbounded(value, dtype) if idle else argument
+        case _:
+            return argument
 
 
 def index_value(s: State, index: Affine, dtype: str = "i64") -> Value:

@@ -843,3 +843,20 @@ def test_integers_divided_in_lanes(dtype: str, body: str) -> None:
     assert isinstance(kernel, Kernel)
     assert np.array_equal(kernel(a=a, b=b), run_program(program, {"a": a, "b": b})["y"])
     assert ("fdiv" in kernel.ir) == (kind.itemsize <= 4)
+
+
+@pytest.mark.parametrize("source", ["f32", "f64", "f16", "i32"])
+@pytest.mark.parametrize("bounds", [(-128, 127), (-200, 300), (-100, 100), (0, 127)])
+@pytest.mark.parametrize("target", ["i8", "u8", "i32"])
+def test_bounds_that_a_conversion_has_itself(source: str, bounds: tuple[int, int], target: str) -> None:
+    """Of floats they are left out where nothing changes; integers wrap around without them."""
+    few = [0.4, -0.6, 126.5, 127.9, 128.5, 255.5, 256.5, -127.5, -128.9, -129.5, 1e4, -1e4, 3e9, -3e9]
+    numbers = np.array(few + [np.nan, np.inf, -np.inf], np.float64)
+    numbers = np.nan_to_num(numbers, posinf=2e9, neginf=-2e9).clip(-2e9, 2e9) if source == "i32" else numbers
+    with np.errstate(over="ignore"):
+        x = np.tile(numbers, 3).astype(numpy_dtype(source))
+    low, high = bounds
+    program = poly.parse(f"y[i] = {target}(max(min(x[i], {high}), {low}))", dtypes={"x": source}, x=x.shape)
+    kernel = poly.compile(program)
+    assert isinstance(kernel, Kernel)
+    assert np.array_equal(kernel(x=x), run_program(program, {"x": x})["y"])
