@@ -193,7 +193,7 @@ def _start(summed: _Sum, group: Group, plan: Folded | Spread) -> str:
     they would travel twice as often.
     """
     write, threads, first = summed.statement.write, summed.threads, group.statements[0]
-    around = [*plan.outer, plan.lanes if isinstance(plan, Spread) else plan.rows]
+    around = [*plan.outer, *([plan.lanes] if isinstance(plan, Spread) else [plan.rows, plan.again])]
     if threads == 1 or first.write != write or first.reads or first.external is not None:
         return ""
     if {*first.iterators} != {*filter(None, around)} or (isinstance(plan, Folded) and _has_more(plan)):
@@ -205,7 +205,7 @@ def _start(summed: _Sum, group: Group, plan: Folded | Spread) -> str:
 
 def _has_more(plan: Folded) -> bool:
     """Whether a tile is not all of its rows, or uses copies."""
-    return bool(plan.turned or plan.placed or plan.lane_block or plan.block_of or plan.again)
+    return bool(plan.turned or plan.placed or plan.lane_block or plan.block_of)
 
 
 def _lane_block(summed: _Sum, plan: Folded) -> int:

@@ -123,16 +123,30 @@ class _Folded(_Reduced[Folded]):
     def _started(self, schedule: Schedule, parts: Sequence[str]) -> Schedule:
         """The start of the sums in the loops around the tiles that add to them, `parts` by their first statements."""
         plan, loops = self.plan, [*self.plan.outer, *filter(None, [self.plan.rows])]
-        schedule, pieces = self._start(schedule, loops), [(plan.start, 1)]
+        again = [plan.again] if plan.again else []
+        schedule, pieces = self._start(schedule, [*loops, *again]), [(plan.start, 1)]
         if plan.rows:
             schedule, pieces = self._cut(schedule, plan.start, plan.rows, plan.height)
         for (piece, height), part in zip(pieces, parts, strict=True):
-            if plan.rows:
-                rows = schedule.nests[piece].names[-1]
-                schedule = in_vectors(schedule.tile({rows: height}), f"{rows}.p", height, plan.vector)
+            schedule = self._tile_started(schedule, piece, height) if plan.rows else schedule
             schedule = fused(schedule, (piece, part), range(len(loops)))
             schedule = self._by_one(schedule, piece) if plan.rows and height < plan.height else schedule
         return schedule
+
+    def _tile_started(self, schedule: Schedule, name: str, height: int) -> Schedule:
+        """The start of a tile's sums, in vectors along its target."""
+        rows, *again = schedule.nests[name].names[len(self.plan.outer) :]
+        schedule, last, extent = schedule.tile({rows: height}), f"{rows}.p", height
+        if again and self._along(schedule, name) == self.plan.rows:
+            schedule = schedule.reorder(*again, last)
+        elif again:
+            last, extent = again[0], self._extent(schedule, name, self.plan.again)
+        return in_vectors(schedule, last, extent, self.plan.vector)
+
+    def _along(self, schedule: Schedule, name: str) -> str:
+        """The iterator that a statement's target is contiguous along, "" where that is none."""
+        names = schedule.program.statement[name].write.affine_index[-1].names
+        return next(iter(names)) if len(names) == 1 else ""
 
     def _blocks(self, schedule: Schedule, name: str) -> tuple[Schedule, list[tuple[str, int]]]:
         """A long row in blocks and what is left over, with their sizes."""

@@ -67,6 +67,7 @@ OWN_START = [  # spec, shapes, threads: whether tiles start their own sums
     ("ij,j->i", [(512, 512), (512,)], 2, True), ("bij->bi", [(6, 100, 300)], 3, True), ("ij->i", [(64, 700)], 2, True),
     ("ij,j->i", [(512, 512), (512,)], 1, False),  # nobody waits
     ("ij,j->i", [(514, 512), (512,)], 2, True),  # a rest of the rows
+    ("ij,kj->ik", [(4, 300), (301, 300)], 2, True), ("ij,kj->ki", [(5, 300), (401, 300)], 2, True),  # a few vectors
     ("ij->i", [(32, 700)], 2, False),  # a line for each thread
 ]  # fmt: skip
 
