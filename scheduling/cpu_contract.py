@@ -22,7 +22,8 @@ from poly.scheduling.cpu_plan import BlockPlan
 from poly.scheduling.cpu_rating import Rated, RatedWays
 from poly.scheduling.cpu_units import RatedUnits
 from poly.scheduling.cpu_ways import Way, operation_cycles
-from poly.scheduling.groups import Group
+from poly.scheduling.groups import Group, tensors_written
+from poly.text import print_statement
 
 MOST_OTHERS = 2  # loops that are tried as lanes besides the contiguous one
 FELT = 1 / 8  # of the time of operations: what results take at least that go past the caches from register tiles
@@ -73,13 +74,25 @@ def contraction_plan(facts: Facts, lanes: int) -> BlockPlan | None:
 
 def best_rated(facts: Facts, lanes: int) -> Rated | None:
     """The plan of `contraction_plan` and the cycles that the model gives it; remembered, since edits of the whole
-    program ask for it before the policy does.
+    program ask for it before the policy does, when other groups have their schedules.
     """
     update, group = facts.update, facts.group
     if update is None:
         return None
-    content = (str(facts.program), *sorted(group.axes.items()), group.box, *facts.extents, facts.threads)
+    content = (*_asked_of(facts.program, group), *sorted(group.axes.items()), group.box, *facts.extents, facts.threads)
     return _remembered(_Key((*content, facts.machine.hash), lanes, facts, update))
+
+
+def _asked_of(program: Program, group: Group) -> Iterator[object]:
+    """What a group's rating asks of a program: its statements but for their order, the sizes, the tensors that they
+    touch, and which of these others write.
+    """
+    own = {t for s in group.statements for t in s.tensors}
+    written = {t for s in program.statements if s.name not in group.names for t in tensors_written(s)}
+    yield from (str(program.context), program.sizes)
+    yield from map(print_statement, group.statements)
+    yield from (str(program.tensor[t]) for t in sorted(own))
+    yield tuple(sorted(own & written))
 
 
 @dataclass(frozen=True)
