@@ -116,7 +116,9 @@ class RatedWays(PlannedWays):
     """What can be chosen for one reduction with given lanes, by the cycles that it takes."""
 
     def best(self, limit: float) -> Rated | None:
-        """The best sizes of the best way; ways whose operations alone take more cycles than `limit` are left out."""
+        """The best sizes of the best way; ways that take more cycles than `limit`, or than another one, by their
+        operations and traffic alone are left out.
+        """
         found = self._rated(self.ways(), limit)
         if not found:
             return None
@@ -125,7 +127,7 @@ class RatedWays(PlannedWays):
 
     def best_of_each(self, ways: Iterable[Way], each: int) -> Iterator[Rated]:
         """The best `each` sizes of every way."""
-        for grid, cycles in self._rated(ways, inf):
+        for grid, cycles in self._rated(ways, inf, every=True):
             yield from (self._made(grid, cycles, int(k)) for k in np.argsort(cycles, kind="stable")[:each])
 
     def _made(self, grid: Grid, cycles: Numbers, k: int) -> Rated:
@@ -150,11 +152,11 @@ class RatedWays(PlannedWays):
             if known[key].best:
                 yield way, known[key]
 
-    def _rated(self, ways: Iterable[Way], limit: float) -> list[tuple[Grid, Numbers]]:
-        """The sizes of some ways and their cycles."""
+    def _rated(self, ways: Iterable[Way], limit: float, every: bool = False) -> list[tuple[Grid, Numbers]]:
+        """The sizes of some ways and their cycles; without `every` of those that can be the best."""
         shaped = [(way, shapes) for way, shapes in self._shaped(ways) if shapes.least <= limit * self.facts.threads]
         grids = [self._grid(way, shapes) for way, shapes in shaped]
-        return [*zip(grids, self._cycles(grids), strict=True)] if grids else []
+        return self._cycles(grids, limit, every) if grids else []
 
     def _even(self, way: Way) -> bool:
         """Whether only tiles of one height will do: operands of rows that are packed once."""
@@ -309,8 +311,10 @@ class RatedWays(PlannedWays):
         line, rate = self.core.line, self.core.caches[0].rate
         return sum((np.where(np.ceil(height) >= kept, height * line / rate, 0.0) for kept in step.lost), np.zeros(()))
 
-    def _cycles(self, grids: Sequence[Grid]) -> list[Numbers]:
-        """Cycles of all candidates of some ways, in one call of the model of memory."""
+    def _cycles(self, grids: Sequence[Grid], limit: float = inf, every: bool = True) -> list[tuple[Grid, Numbers]]:
+        """Cycles of all candidates of some ways, in one call of the model of memory. Threads share what one alone takes
+        inside of a nest, at best: most ways need not be looked at further.
+        """
         nests: list[BlockedNest] = []
         places: list[dict[Site, int]] = []
         for grid in grids:
@@ -332,10 +336,13 @@ class RatedWays(PlannedWays):
         ends = np.cumsum([nest.count for nest in nests])[:-1]
         waits = np.concatenate([self._anew(grid.way, grid.sizes) for grid in grids])
         inside = np.split(overlapped(self.core, np.concatenate([grid.work for grid in grids]), traffic) + waits, ends)
-        return [
-            self._shared(grid, nest, sites, own, copied)
-            for grid, nest, sites, own, copied in zip(grids, nests, places, inside, copying, strict=True)
-        ]
+        least = [float(own.min()) / self.facts.threads for own in inside]
+        found: dict[int, Numbers] = {}
+        for k in sorted(range(len(grids)), key=least.__getitem__):
+            if every or least[k] <= limit:
+                found[k] = self._shared(grids[k], nests[k], places[k], inside[k], copying[k])
+                limit = min(limit, float(found[k].min()))
+        return [(grids[k], found[k]) for k in sorted(found)]
 
     def _shared(
         self, grid: Grid, nest: BlockedNest, sites: Mapping[Site, int], inside: Numbers, copied: dict[int, Copied]

@@ -35,7 +35,7 @@ class RatedUnits(RatedWays):
         best: Rated | None = None
         for way, unit in self._unit_ways():
             grid = self._unit_grid(way, unit)
-            (cycles,) = self._cycles([grid])
+            ((_, cycles),) = self._cycles([grid])
             k = int(np.argmin(cycles))
             if best is None or cycles[k] < best.cycles:
                 best = Rated(float(cycles[k]), partial(self._unit_plan, way, unit, *(int(v) for v in grid.sizes[k])))
