@@ -83,6 +83,8 @@ class _Model:
         self.program = schedule.program
         self.vectors = Vectors(schedule)
         self.registers = {m.name for m in machine.memories if m.kind == "register"}
+        if machine.matrix_unit is not None:  # its tiles are registers, too
+            self.registers |= {*machine.matrix_unit.writes}
         self._counts: dict[tuple[tuple[str, ...], tuple[str, ...], str, int, bool], int | None] = {}
 
     def entering(self, capacity: int, line: int) -> int | None:
@@ -212,6 +214,12 @@ class _Model:
         return None if count is None else count * each / lanes
 
     def _lanes(self, s: Statement) -> float:
+        """Instances of a statement in a cycle, if each is one instruction."""
+        unit, marks = self.machine.matrix_unit, self.schedule.marks
+        own = {marks[n].engine for n in self.schedule.nests[s.name].names if n in marks}
+        if unit is not None and unit.name in own:
+            name = s.body.operator if isinstance(s.body, Apply) else ""
+            return unit.rows * unit.cols * dict(unit.dots).get(name, 1) / unit.cost.get(name, unit.rows)
         widest = max(size_bytes(self.program.tensor[a.tensor].dtype) for a, _ in s.accesses)
         vector = any(self.schedule.kind(n) == "vector" for n in self.schedule.nests[s.name].names)
         return core_of(self.machine, widest).fma * (self.machine.lanes(widest) if vector else 1)

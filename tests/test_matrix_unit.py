@@ -23,6 +23,7 @@ from poly.machine import Engine, machine_of_table
 from poly.scheduling.capacity import check_capacity
 from poly.scheduling.cpu import schedule_for_cpu
 from poly.scheduling.paired_sums import sums_of_pairs
+from poly.scheduling.prediction import predict
 from poly.scheduling.schedule import Schedule
 from poly.text import parse_program
 from tests.onnx_helpers import node_model, reference
@@ -211,6 +212,11 @@ def test_code_runs_only_where_tiles_are_granted(monkeypatch: pytest.MonkeyPatch)
     assert here.absent_here(other) == ()
     monkeypatch.setattr(here, "tiles_granted", lambda: False)
     assert here.absent_here(other) == ("amx-tile",)
+
+
+def test_what_a_unit_takes_is_predicted() -> None:
+    found = predict(schedule_for_cpu(product(64, 64, 64), MATRIX), MATRIX)
+    assert found.compute_cycles == 64 * 64 * 64 / 256 and found.operations == 2 * 64**3
 
 
 def test_a_unit_of_a_core_costs_what_its_operators_cost() -> None:
