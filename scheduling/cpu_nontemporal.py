@@ -31,7 +31,8 @@ from poly.scheduling.schedule import Schedule
 
 LEAST_RUN = 256  # bytes of whole lines that leave one after the other: shorter ones pay for the page of each
 MUCH_READ = 0.75  # bytes read for one that is written
-FAR = 3  # times what a core's own caches hold: so much written over and over comes from further away each time
+FAR = 3  # times what a core's own caches hold: so much written over and over comes from further away each time; where
+# the last cache is slow what they do not hold does
 LITTLE_READ = 0.25  # bytes read for one that is written
 STEPS_AHEAD = 8  # of the innermost loop that is not laid out, mostly about 2 KiB
 LONG_ROW = 1024  # bytes of a row that is asked for by such steps, where the last cache is slow
@@ -113,7 +114,7 @@ def written_far(schedule: Schedule, group: Group, machine: Machine, threads: int
     if functions:
         waits = afar and touched > threads * own_capacity(machine)
         return _asked_by_step(schedule, group) if waits else schedule
-    return _written_ahead(schedule, group, machine, afar)
+    return _written_ahead(schedule, group, machine, own_capacity(machine) * (threads if afar else FAR), afar)
 
 
 def _asked_by_step(schedule: Schedule, group: Group) -> Schedule:
@@ -128,13 +129,15 @@ def _asked_by_step(schedule: Schedule, group: Group) -> Schedule:
     return schedule
 
 
-def _written_ahead(schedule: Schedule, group: Group, machine: Machine, afar: bool) -> Schedule:
-    """Let the vector loops of a scheduled group of assignments ask for lines of a result that the last cache holds."""
+def _written_ahead(schedule: Schedule, group: Group, machine: Machine, near: int, afar: bool) -> Schedule:
+    """Let the vector loops of a scheduled group of assignments ask for lines of a result that the last cache holds,
+    where it touches more than `near` bytes.
+    """
     program = schedule.program
     touched = bytes_touched(program, group.statements)
     targets = {s.write.tensor for s in group.statements if s.combiner is None}
     written = sum(t.nbytes(program.binding) for t in program.tensors if t.name in targets)
-    far = own_capacity(machine) * FAR < touched <= last_capacity(machine)
+    far = near < touched <= last_capacity(machine)
     if not far or touched - written > written * LITTLE_READ:
         return schedule
     for name in pieces_of(schedule, group):

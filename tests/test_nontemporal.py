@@ -197,6 +197,14 @@ def test_what_functions_wait_for_is_asked_for_where_the_last_cache_is_slow() -> 
     assert asked(outer, mesh, a=(8192,), b=(128,)) == asked(outer, SKYLAKE, a=(8192,), b=(128,)) == {"y_set": ("i", 16)}
 
 
+def test_where_the_last_cache_is_slow_all_that_the_nearer_ones_do_not_hold_is_asked_for() -> None:
+    mesh = replace(SKYLAKE, engines=(replace(SKYLAKE.engines[0], cost={**SKYLAKE.engines[0].cost, "afar": 1}),))
+    shapes = {"a": (250,), "b": (1024,)}
+    assert asked("y[i, j] = a[i] + b[j]", mesh, **shapes) == {"y_set": ("j.o", 8)}
+    assert asked("y[i, j] = a[i] + b[j]", SKYLAKE, **shapes) == {}
+    assert asked("y[i, j] = a[i] + b[j]", mesh, a=(100,), b=(1024,)) == {}
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_asking_ahead_changes_no_result(threads: int) -> None:
     a, b = np.arange(700, dtype=np.float32), np.arange(1201, dtype=np.float32)
