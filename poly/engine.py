@@ -158,14 +158,8 @@ class Engine(RunByName):
 
         `observe(step, seconds)` is called after each step.
         """
-        if observe is None and (direct := self._direct) is not None:
-            try:
-                with self._lock:
-                    found = direct.run(inputs, out)
-            except IndexRangeError as error:
-                raise self._told(error, self.steps[error.position]) from None
-            if found is not None:
-                return found
+        if observe is None and (found := self.run_as_is(inputs, out)) is not None:
+            return found
         given = self._checked(inputs)
         wanted = self._targets(out, given) if out is not None else {}
         with self._lock:
@@ -195,6 +189,16 @@ class Engine(RunByName):
             fresh = {n: a.view(self.graph.border_dtype(self._tensors[n])) for n, a in fresh.items()}
         results = {label: fresh[name] for label, (name, *_) in self._wanted.items()}
         return {**results, **out} if out else results
+
+    def run_as_is(self, inputs: Mapping[str, Array], out: Mapping[str, Array] | None = None) -> dict[str, Array] | None:
+        """`run` in one native call; None where an array does not fit as it is, or a step is run from Python."""
+        if (direct := self._direct) is None:
+            return None
+        try:
+            with self._lock:
+                return direct.run(inputs, out)
+        except IndexRangeError as error:
+            raise self._told(error, self.steps[error.position]) from None
 
     def _told(self, error: IndexRangeError, step: Step) -> IndexRangeError:
         arguments = (*step.unit.kernel.inputs, *step.unit.kernel.outputs) if step.unit is not None else ()

@@ -60,6 +60,25 @@ def test_shapes_need_not_be_given_before() -> None:
     assert engine.compiled == 2
 
 
+def test_runs_like_the_last_one_are_checked_as_the_first() -> None:
+    """Where they do not fit the compiled stage as they are, too."""
+    node = helper.make_node("Softmax", ["x"], ["y"], axis=-1)
+    model, _ = chain_model([node], {"x": f32(2, 3)}, ["y"], dims={"x": ["n", None]})
+    engine = engine_of(model)
+    x = f32(2, 3)
+    wanted = reference(model, {"x": x})["y"]
+    first, second, third = (engine.run({"x": x})["y"] for _ in range(3))
+    assert all(isinstance(y, np.ndarray) and np.allclose(y, wanted) for y in (first, second, third))
+    assert second is not third and engine.share is not None and not engine.share.outside
+    assert_close(engine.run({"x": x.T}), reference(model, {"x": x.T}))  # type: ignore[arg-type]
+    assert_close(engine.run({"x": np.asfortranarray(x)}), {"y": wanted})  # type: ignore[arg-type]
+    for wrong in ({}, {"z": x}, {"x": x, "z": x}, {"x": x.astype("f8")}, 5):
+        engine.run({"x": x})
+        with pytest.raises(RunError):
+            engine.run(wrong)  # type: ignore[arg-type]
+    assert np.array_equal(engine.run({"x": x})["y"], first)  # type: ignore[arg-type]
+
+
 def test_what_a_model_took_once_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     node = helper.make_node("Softmax", ["x"], ["y"], axis=-1)
     model, _ = chain_model([node], {"x": f32(2, 3)}, ["y"], dims={"x": ["n", None]})
