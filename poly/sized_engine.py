@@ -30,7 +30,7 @@ from poly.graph import Graph, SizedGraph
 from poly.interp_arrays import bind_sizes
 from poly.locks import Lock, cached_property
 from poly.machine import Machine
-from poly.pointers import ALIGN, aligned_bytes, fresh_empty, fresh_zeros
+from poly.pointers import ALIGN, address, aligned_bytes, fresh_empty, fresh_zeros
 from poly.program import Tensor
 from poly.scheduling.placement import blocks_of, place
 from poly.sets import fix_sizes
@@ -113,7 +113,7 @@ class SizedEngine(RunByName):
     @cached_property
     def _fixed(self) -> dict[str, int]:
         """Where the constants are."""
-        return {name: a.ctypes.data for name, a in self.constants.items()}
+        return {name: address(a) for name, a in self.constants.items()}
 
     @cached_property
     def _given_back(self) -> Mapping[str, Array]:
@@ -173,8 +173,9 @@ class SizedEngine(RunByName):
                 if t.name not in values:
                     fresh = fresh_empty if t.name in self._whole else fresh_zeros
                     values[t.name] = fresh(t.extents(sizes), numpy_dtype(t.dtype))
-            places = {name: arena.ctypes.data + offset for name, offset in prepared.offsets.items()}
-            places |= self._fixed | {name: a.ctypes.data for name, a in values.items()}
+            start = address(arena)
+            places = {name: start + offset for name, offset in prepared.offsets.items()}
+            places |= self._fixed | {name: address(a) for name, a in values.items()}
             for step, call in zip(self.steps, prepared.calls, strict=True):
                 start_of_step = time.perf_counter()
                 try:
