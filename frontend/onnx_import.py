@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
@@ -70,16 +70,23 @@ def from_onnx(
 
 @dataclass(frozen=True)
 class _AtSizes:
-    """The graph of a model at given sizes; `sized`: there are sizes to give. No closure, so that graphs are pickled."""
+    """The graph of a model at given sizes; `sized`: there are sizes to give. No closure, so that graphs are pickled.
+
+    `read`: initialisers that an import has read: the next takes the same arrays.
+    """
 
     model: onnx.ModelProto
     shapes: Mapping[str, tuple[int, ...] | int]
     links: Mapping[str, str]
     constants: Mapping[str, Array]
     sized: bool
+    read: dict[str, Array] = field(default_factory=dict[str, Array], compare=False, repr=False)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "read": {}}  # the model has them
 
     def __call__(self, sizes: Mapping[str, int]) -> Graph:
-        importer = Importer(self.model, sized=self.sized)
+        importer = Importer(self.model, sized=self.sized, read=self.read)
         known = {**self.shapes, **sizes}
         importer.declare_inputs({**known, **_linked(self.links, known)}, dict(self.constants))
         importer.walk(self.model.graph.node)

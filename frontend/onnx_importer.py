@@ -58,10 +58,13 @@ class Importer:
     """The state of one import: the table of its values, and the nodes so far.
 
     `staged`: what only the run can tell raises `Interrupted`, instead of an error or an external statement. `sized`: of
-    several imports of one model at different sizes.
+    several imports of one model at different sizes, which share the arrays of initialisers that they have `read`.
     """
 
-    def __init__(self, model: onnx.ModelProto, *, staged: bool = False, sized: bool = False) -> None:
+    def __init__(
+        self, model: onnx.ModelProto, *, staged: bool = False, sized: bool = False, read: dict[str, Array] | None = None
+    ) -> None:
+        self._read = {} if read is None else read
         self._model = model
         self._staged, self._sized = staged, sized
         self._seen: dict[tuple[object, ...], tuple[str, ...]] = {}
@@ -97,7 +100,9 @@ class Importer:
                 self.values.own_input(info.name, shape, dtype)
         for initialiser in graph.initializer:
             if initialiser.name in initialisers:
-                self.values.constant(initialiser.name, tensor_array(initialiser, f"initialiser {initialiser.name!r}"))
+                if initialiser.name not in self._read:
+                    self._read[initialiser.name] = tensor_array(initialiser, f"initialiser {initialiser.name!r}")
+                self.values.constant(initialiser.name, self._read[initialiser.name])
 
     # -- nodes -------------------------------------------------------------------------------------------------------
 

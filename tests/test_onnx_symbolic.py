@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -341,3 +342,15 @@ def test_a_dimension_is_bound_or_free() -> None:
     given, _ = AFFINE["dense"]
     with pytest.raises(OnnxError, match="'batch' is in shapes and in ranges"):
         poly.from_onnx(given, shapes={"batch": 2}, ranges={"batch": (1, 4), "len": (1, 4)})
+
+
+def test_imports_at_several_sizes_share_the_arrays_of_initialisers() -> None:
+    """So that one more import neither reads nor compares them; a pickle has the model's alone."""
+    graph = poly.from_onnx(model([node("MatMul", "x w", "y")], {"x": ["n", 6]}, {"w": W}), ranges={"n": (1, 64)})
+    assert isinstance(graph, SizedGraph) and graph.literal is not None
+    first, second = (graph.literal({graph.parameters[0]: n}) for n in (3, 9))
+    assert first.constants["w"] is second.constants["w"] is graph.constants["w"]
+    again = pickle.loads(pickle.dumps(graph))
+    assert again.literal is not None
+    assert again.literal({graph.parameters[0]: 5}).constants["w"].tobytes() == W.tobytes()
+    assert pickle.dumps(graph.literal).count(W.tobytes()) == 1
