@@ -304,10 +304,9 @@ class SizedExplanation(Explanation):
     def document(self) -> Document:
         e = self.engine
         rows = [
-            (s.name, " ".join(t.name for t in s.kernel.schedule.source.statements) if s.kernel.schedule else "",
-             ", ".join(s.outputs), seconds_text(s.kernel.seconds))
+            (s.name, " ".join(s.statements), ", ".join(map(e.graph.label, s.outputs)), seconds_text(s.kernel.seconds))
             for s in e.steps
-        ]  # fmt: skip
+        ]
         facts = (
             ("machine", e.machine.name),
             ("sizes", e.graph.shown_ranges(e.graph.parameters) or str(e.graph.context)),

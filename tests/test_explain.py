@@ -392,3 +392,14 @@ def test_checks_are_counted_in_words() -> None:
 ])  # fmt: skip
 def test_times_under_ten_microseconds_have_a_digit_after_the_point(seconds: float, text: str) -> None:
     assert seconds_text(seconds) == text
+
+
+def test_a_loop_around_many_statements_has_a_line_of_some_width() -> None:
+    text = "; ".join(f"y{k}[i] = {k} * x[i]" for k in range(40))
+    schedule = poly.Schedule(poly.parse(text, x=(8,)))
+    while len(names := [*schedule.loop_statements]) > 1:
+        schedule = schedule.fuse(*names[:2])
+    [loop] = schedule.loops
+    assert len(loop.statements) == 40
+    row = str(schedule.loops).splitlines()[-1]
+    assert "y0_set, y1_set" in row and row.endswith(", and 30 more") and len(row) < 120

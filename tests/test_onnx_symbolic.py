@@ -354,3 +354,9 @@ def test_imports_at_several_sizes_share_the_arrays_of_initialisers() -> None:
     assert again.literal is not None
     assert again.literal({graph.parameters[0]: 5}).constants["w"].tobytes() == W.tobytes()
     assert pickle.dumps(graph.literal).count(W.tobytes()) == 1
+
+
+def test_an_explanation_has_the_models_names() -> None:
+    found = model([node("MatMul", "x w", "/m.0"), node("Softmax", "/m.0", "y.out", axis=-1)], {"x": ["n", 6]}, {"w": W})
+    text = str(poly.explain(poly.compile(poly.from_onnx(found, ranges={"n": (1, 64)}))))
+    assert "/m.0" in text and "y.out" in text and "matmul0" in text and "s0" not in text.split()
