@@ -129,11 +129,11 @@ def _cuts(
 def _of_any_sizes(
     graph: SizedGraph, program: Program, compile_kernel: CompileKernel, progress: Progress | None
 ) -> _Built:
-    groups = groups_of(program)
+    groups, users = groups_of(program), users_by_tensor(program)
     kernels: dict[str, Kernel] = {}
     steps: list[SizedStep] = []
     for k, group in enumerate(groups):
-        part = extract(program, group, f"group_{k}")
+        part = extract(program, group, f"group_{k}", users)
         canonical, old = canonical_names(replace(part, tensors=tuple(_as_input(t) for t in part.tensors)))
         key = str(canonical)
         if key not in kernels:
