@@ -339,16 +339,26 @@ def _attention(b: _Body) -> None:
 
 
 def _quantised(operation: str) -> _Make:
-    """An operation between codes; its operands are (codes, scale, zero point) each, its result's last."""
+    """An operation between codes, of X; `{name}` is an attribute."""
 
     def make(b: _Body) -> None:
-        names = b.inputs
-        ends = [", ".join(names[k : k + 3]) for k in range(0, len(names) - 2, 3)]
-        operands = ", ".join(b.add(f"DequantizeLinear({end})") for end in ends)
         attributes = {n: repr(v) for n, v in b.call.attributes.items()}
-        result = b.add(operation.format_map({"operands": operands, **attributes}))
-        target = ", ".join(n for k, n in enumerate(names[-2:], len(names) - 2) if b.given(k) is not None)
-        b.add(f"QuantizeLinear({result}, {target})", b.outputs[0])
+        x = b.add("DequantizeLinear(X, X_scale, X_zero)")
+        result = b.add(operation.format_map({"x": x, **attributes}))
+        b.add(f"QuantizeLinear({result}, Y_scale{', Y_zero' if b.given(4) is not None else ''})", "Y")
+
+    return make
+
+
+def _quantised_pair(operation: str) -> _Make:
+    """A sum or product of codes, by factors to the result's scale: nothing is divided for each element."""
+
+    def make(b: _Body) -> None:
+        one, left = b.like(1.0, "C_scale"), b.add("Div(A_scale, C_scale)")
+        right = b.add("Div(B_scale, C_scale)") if operation == "Add" else "B_scale"
+        operands = f"DequantizeLinear(A, {left}, A_zero)", f"DequantizeLinear(B, {right}, B_zero)"
+        result = b.add(f"{operation}({', '.join(map(b.add, operands))})")
+        b.add(f"QuantizeLinear({result}, {one}{', C_zero' if b.given(7) is not None else ''})", "C")
 
     return make
 
@@ -385,13 +395,13 @@ _OPERATORS: Final[Mapping[str, _Operator]] = {
         "output present_key present_value", _multi_head,
         {"num_heads": None, "unidirectional": 0, "scale": 0.0, "mask_filter_value": _LOWEST},
     ),
-    "QLinearAdd": _Operator(_CODES, "C", _quantised("Add({operands})")),
+    "QLinearAdd": _Operator(_CODES, "C", _quantised_pair("Add")),
     "QLinearConcat": _Operator("Y_scale Y_zero x*", "Y", _quantised_concat, {"axis": None}),
     "QLinearLeakyRelu": _Operator(
-        _ONE_CODE, "Y", _quantised("LeakyRelu <alpha = {alpha}> ({operands})"), {"alpha": 0.01}
+        _ONE_CODE, "Y", _quantised("LeakyRelu <alpha = {alpha}> ({x})"), {"alpha": 0.01}
     ),
-    "QLinearMul": _Operator(_CODES, "C", _quantised("Mul({operands})")),
-    "QLinearSigmoid": _Operator(_ONE_CODE, "Y", _quantised("Sigmoid({operands})")),
+    "QLinearMul": _Operator(_CODES, "C", _quantised_pair("Mul")),
+    "QLinearSigmoid": _Operator(_ONE_CODE, "Y", _quantised("Sigmoid({x})")),
     "QuickGelu": _Operator("X", "Y", _quick_gelu, {"alpha": 1.702}),
     "SimplifiedLayerNormalization": _Operator(
         "X scale", "Y inverse", _simplified, {"axis": -1, "epsilon": 1e-5, "stash_type": 1}
