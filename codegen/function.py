@@ -79,12 +79,12 @@ def lower(tree: LoopTree, machine: Machine, entry: str) -> Module:
     """A loop tree as a module, see `Module`. Raises `UnsupportedError` naming what has no compiled form."""
     entry = symbol(entry)
     registers = frozenset(m.name for m in machine.memories if m.kind == "register")
-    used = {n.tensor.space for n in tree.nodes() if isinstance(n, Alloc)}
-    tiles = frozenset(m for m in (machine.matrix_unit.writes if machine.matrix_unit else ()) if m in used)
-    steps = steps_of(tree, registers | tiles)
+    allocated = {n.tensor.name: n.tensor.space for n in tree.nodes() if isinstance(n, Alloc)}
+    tiles = machine.tile_spaces.intersection(allocated.values())
+    inside = registers | tiles  # the memories without addresses
+    steps = steps_of(tree, inside)
     phases = [*phases_of(steps)]
-    allocated = {n.tensor.name for n in tree.nodes() if isinstance(n, Alloc)}
-    outside = tuple(t for t in tree.tensors if t.name not in allocated and t.space not in registers | tiles)
+    outside = tuple(t for t in tree.tensors if t.name not in allocated and t.space not in inside)
     statements = tuple(dict.fromkeys(n.statement for n in tree.nodes() if isinstance(n, Compute)))
     context = _Context(tree, machine, registers, tiles, outside, statements)
     names = tuple(f"{entry}.{i}" for i in range(len(phases)))
@@ -111,9 +111,7 @@ def lower(tree: LoopTree, machine: Machine, entry: str) -> Module:
         text.append("!0 = !{i32 1}")
     parallel = tuple(p.parallel for p in phases)
     tensors = tuple(t.name for t in outside)
-    return Module(
-        "\n".join(text) + "\n", entry, parallel, tensors, tree.parameters, statements, tree, registers | tiles
-    )
+    return Module("\n".join(text) + "\n", entry, parallel, tensors, tree.parameters, statements, tree, inside)
 
 
 class _Context:

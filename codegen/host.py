@@ -9,7 +9,17 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from poly.machine import MATRIX_TILE, USUAL_BYTES_PER_CYCLE, USUAL_CACHE, USUAL_CORE, Engine, Machine, Memory
+from poly.expr import DOT_BF16
+from poly.machine import (
+    MATRIX_TILE,
+    MATRIX_TILES,
+    USUAL_BYTES_PER_CYCLE,
+    USUAL_CACHE,
+    USUAL_CORE,
+    Engine,
+    Machine,
+    Memory,
+)
 
 # What a model of time starts from, for a server core of today with wide vectors: paths grow with them (decision 0041).
 _WIDE_BYTES_PER_CYCLE = {0: 10, 1: 128, 2: 56, 3: 28}
@@ -24,9 +34,8 @@ _MESH_CORE = {
 }  # fmt: skip
 _TILED, _RAPIDS = "sapphirerapids", "rapids"  # the first core that has tiles; how the names of all of them end
 _WIDE = 16  # f32 lanes
-# The system call, its request and the state that is asked for; tiles and the bytes of one.
+# The system call, its request and the state that is asked for.
 _ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA = 158, 0x1023, 18
-_TILES, _TILE_BYTES = 8, 1024
 _OWN = 2  # levels that a core has for itself
 _CPU_DIRECTORY = Path("/sys/devices/system/cpu")
 
@@ -109,8 +118,9 @@ def _matrix_unit(features: frozenset[str]) -> tuple[tuple[Engine, ...], tuple[Me
     if not features >= {"amx-tile", "amx-int8"}:
         return (), ()
     rows, cols = MATRIX_TILE
-    operators = ("dot4", "dot2_bf16") if features >= {"amx-bf16", "avx512bf16"} else ("dot4",)
-    tiles = Memory("tiles", _TILES * _TILE_BYTES, "accumulator", align=_TILE_BYTES)
+    operators = ("dot4", DOT_BF16) if features >= {"amx-bf16", "avx512bf16"} else ("dot4",)
+    tile = rows * cols * 4
+    tiles = Memory("tiles", MATRIX_TILES * tile, "accumulator", align=tile)
     unit = Engine(
         "matrix", "array", reads=("tiles", "tiles"), writes=("tiles",), rows=rows, cols=cols,
         cost=dict.fromkeys(operators, rows),
@@ -161,8 +171,8 @@ def _dots(features: frozenset[str]) -> tuple[tuple[str, int], ...]:
     """Lanes of sums of two products of 16 bits, and of four of 8."""
     pairs = 16 if "avx512bw" in features else 8 if "avx2" in features else 0
     fours = 16 if "avx512vnni" in features else 8 if "avxvnni" in features else 0
-    halves = pairs if features >= {"amx-bf16", "avx512bf16"} else 0  # beside a matrix unit; others widen operands
-    found = (("dot2", pairs), ("dot4", fours), ("dot2_bf16", halves))
+    bf16 = pairs if features >= {"amx-bf16", "avx512bf16"} else 0  # beside a matrix unit; others widen operands
+    found = (("dot2", pairs), ("dot4", fours), (DOT_BF16, bf16))
     return tuple((name, lanes) for name, lanes in found if lanes)
 
 

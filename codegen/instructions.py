@@ -8,7 +8,7 @@ from functools import reduce
 from poly.codegen.text import scalar_type, value_type
 from poly.codegen.values import Value, Vectors
 from poly.dtypes import size_bytes
-from poly.expr import DOTS, IN_TILES
+from poly.expr import DOT_BF16, DOTS
 
 
 def chosen(ops: Vectors, table: Sequence[int], index: Value) -> Value:
@@ -70,23 +70,23 @@ def dot(ops: Vectors, name: str, a: Value, b: Value, total: Value) -> Value:
     return _by_whole(ops, width, four if name == "dot4" else two, a, b, total)
 
 
-def dot_of_halves(ops: Vectors, a: Value, b: Value) -> Value:
+def dot_of_bf16(ops: Vectors, a: Value, b: Value) -> Value:
     """The products of two bf16 each in i32, added in f32."""
     up, top = ops.const("i32", 16, a.lanes), ops.const("i32", -(1 << 16), a.lanes)
     low, high = ((ops.op("shl", v, up) for v in (a, b)), (ops.op("and", v, top) for v in (a, b)))
     return ops.op("fadd", *(ops.op("fmul", *(ops.recast(v, "f32") for v in pair)) for pair in (low, high)))
 
 
-def summed_halves(ops: Vectors, a: Value, b: Value) -> Value:
-    """The same for a sum, by an instruction where there is one: that takes subnormal numbers for zeros."""
+def summed_bf16(ops: Vectors, a: Value, b: Value) -> Value:
+    """`dot_of_bf16` for a sum, by an instruction where there is one: that takes subnormal numbers for zeros."""
     a, b = ops.same(a, b)
-    width = ops.target.dots.get(IN_TILES, 0)
+    width = ops.target.dots.get(DOT_BF16, 0)
     if not a.lanes or not width:
-        return dot_of_halves(ops, a, b)
-    kind, halves = f"<{width} x float>", f"<{2 * width} x bfloat>"
+        return dot_of_bf16(ops, a, b)
+    kind, pairs = f"<{width} x float>", f"<{2 * width} x bfloat>"
 
     def one(x: Value, y: Value) -> str:
-        parts = tuple((halves, ops.writer.value(f"bitcast <{width} x i32> {v.text} to {halves}")) for v in (x, y))
+        parts = tuple((pairs, ops.writer.value(f"bitcast <{width} x i32> {v.text} to {pairs}")) for v in (x, y))
         full = f"llvm.x86.avx512bf16.dpbf16ps.{32 * width}"
         return ops.writer.intrinsic(kind, full, ((kind, "zeroinitializer"), *parts))
 

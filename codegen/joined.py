@@ -23,13 +23,14 @@ _BITS = 32
 
 class Part(NamedTuple):
     """One part of a number: its read, how far up, what is added to it first, the bits that it is cut to
-    (0: all); whether it is a bf16."""
+    (0: all); whether it is a bf16.
+    """
 
     read: int
     up: int
     more: int
     cut: int
-    half: bool = False
+    bf16: bool = False
 
 
 def joined(s: State, node: Compute) -> Value | None:
@@ -44,8 +45,8 @@ def joined(s: State, node: Compute) -> Value | None:
     parts = sorted((p for p in found if p is not None), key=lambda p: p.up)
     first = node.reads[parts[0].read]
     tensor, bits = s.tensors[first.tensor], _BITS // len(parts)
-    kinds = ("bf16",) if parts[0].half else ("i8", "u8", "i16")
-    narrow = tensor.dtype in kinds and 8 * size_bytes(tensor.dtype) == bits and len({p.half for p in parts}) == 1
+    kinds = ("bf16",) if parts[0].bf16 else ("i8", "u8", "i16")
+    narrow = tensor.dtype in kinds and 8 * size_bytes(tensor.dtype) == bits and len({p.bf16 for p in parts}) == 1
     whole = [(p.up, p.more) for p in parts] == [(k * bits, parts[0].more) for k in range(len(parts))]
     if not narrow or not whole or any(p.cut != (1 << bits) - 1 for p in parts[:-1]) or parts[-1].cut:
         return None

@@ -18,17 +18,17 @@ from poly.codegen.places import direct, pointer_to
 from poly.codegen.state import State
 from poly.dtypes import size_bytes
 from poly.errors import UnsupportedError
-from poly.expr import Apply, Const, Read
+from poly.expr import DOT_BF16, Apply, Const, Read
 from poly.loops import Alloc, Compute, For, If, Node
-from poly.machine import MATRIX_TILE
+from poly.machine import MATRIX_TILE, MATRIX_TILES
 from poly.program import Access, Tensor
 
-SIDE, ELEMENT, TILES = MATRIX_TILE[0], 4, 8  # rows and elements of the largest tile, bytes of an element, tiles
+SIDE, ELEMENT = MATRIX_TILE[0], 4  # rows and elements of the largest tile, bytes of an element
 _PALETTE = 1  # the numbers that a configuration starts with; 16 bytes; bytes of rows, 2 each; rows, 1 each
 _HINT = "tensorise loops over one tile each: clear, load or store it, or add a product of two to it"
 # By operator: the instruction where its first operand has the rows of the sums, and where its second one has.
 PRODUCTS: Mapping[str, tuple[str, str]] = {
-    "dot4": ("tdpbusd", "tdpbsud"), "dot2_bf16": ("tdpbf16ps", "tdpbf16ps"),
+    "dot4": ("tdpbusd", "tdpbsud"), DOT_BF16: ("tdpbf16ps", "tdpbf16ps"),
 }  # fmt: skip
 
 Shapes = tuple[tuple[int, int], ...]
@@ -51,7 +51,7 @@ def shapes_of(nodes: Sequence[Node], spaces: frozenset[str], sizes: Mapping[str,
     found: dict[int, tuple[int, int]] = {}
     if not all(_found(n, spaces, sizes, 0, found) for n in nodes):
         return None
-    return tuple(found.get(k, (0, 0)) for k in range(TILES)) if found else ()
+    return tuple(found.get(k, (0, 0)) for k in range(MATRIX_TILES)) if found else ()
 
 
 def _found(
@@ -85,8 +85,9 @@ def begin_buffer(s: State, tensor: Tensor) -> int:
         raise UnsupportedError("tiles have several shapes", where=f"buffer {tensor.name}", hint=hint)
     s.tiles[tensor.name] = before
     s.tiles_taken += _tiles(tensor, s.sizes)[1]
-    if s.tiles_taken > TILES:
-        raise UnsupportedError(f"{s.tiles_taken} tiles are in use, a core has {TILES}", where=f"buffer {tensor.name}")
+    if s.tiles_taken > MATRIX_TILES:
+        text = f"{s.tiles_taken} tiles are in use, a core has {MATRIX_TILES}"
+        raise UnsupportedError(text, where=f"buffer {tensor.name}")
     return before
 
 

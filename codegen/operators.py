@@ -85,7 +85,7 @@ class Ops(Vectors):
             case "dot2" | "dot4":
                 return instructions.dot(self, name, operands[0], operands[1], self.const("i32", 0, a.lanes))
             case "dot2_bf16":
-                return instructions.dot_of_halves(self, operands[0], operands[1])
+                return instructions.dot_of_bf16(self, operands[0], operands[1])
             case "and" | "or":
                 return self.op(name, *(self.truth(o) for o in operands), dtype="bool")
             case "not":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from poly.codegen.expressions import expression, multiply_accumulate
-from poly.codegen.instructions import dot, summed_halves
+from poly.codegen.instructions import dot, summed_bf16
 from poly.codegen.joined import joined
 from poly.codegen.loads import load
 from poly.codegen.state import State
@@ -14,7 +14,7 @@ from poly.codegen.stores import Update, side_by_side, store
 from poly.codegen.values import Value
 from poly.dtypes import is_float
 from poly.errors import UnsupportedError
-from poly.expr import DOTS, IN_TILES, Apply, reads_of
+from poly.expr import DOT_BF16, DOTS, Apply, reads_of
 from poly.loops import Compute
 from poly.program import ReadIndex
 
@@ -57,9 +57,9 @@ def _update(s: State, node: Compute, values: dict[int, Value]) -> Update:
         a, b = (expression(s, e, values, dtype, True) for e in body.arguments)
         if side_by_side(s, node.write):
             return Update(a, lambda old, new: dot(s.ops, body.operator, new, b, old), combiner)
-    if operator == "add" and isinstance(body, Apply) and body.operator == IN_TILES:
+    if operator == "add" and isinstance(body, Apply) and body.operator == DOT_BF16:
         operands = (expression(s, e, values, "i32", True) for e in body.arguments)
-        value = s.ops.cast(summed_halves(s.ops, *operands), dtype)
+        value = s.ops.cast(summed_bf16(s.ops, *operands), dtype)
     else:
         value = s.ops.cast(expression(s, body, values, dtype, node.contract), dtype)
     if operator is None:

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Final
 
 from poly.codegen.host import is_arm, is_x86
+from poly.expr import DOT_BF16
 from poly.machine import USUAL_LINE, Machine
 
 # Of the features that we ask for, the ones that each needs; and those that each instruction of `DOTS` needs.
@@ -20,7 +21,7 @@ _NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
 }  # fmt: skip
 _DOT_FEATURES: Final[Mapping[tuple[str, int], tuple[set[str], ...]]] = {
     ("dot2", 16): ({"avx512bw"},), ("dot2", 8): ({"avx2"},),
-    ("dot2_bf16", 16): ({"avx512bf16"},),
+    (DOT_BF16, 16): ({"avx512bf16"},),
     ("dot4", 16): ({"avx512vnni"},), ("dot4", 8): ({"avxvnni"}, {"avx512vnni", "avx512vl"}),
 }  # fmt: skip
 _MATRIX_FEATURES: Final[Mapping[str, tuple[str, ...]]] = {

@@ -174,7 +174,7 @@ def _dot(left: str, right: str) -> Callable[..., object]:
     return call
 
 
-def _dot_of_halves(a: np.ndarray, b: np.ndarray) -> object:
+def _dot_of_bf16(a: np.ndarray, b: np.ndarray) -> object:
     a, b = np.broadcast_arrays(*_integers(a, b))
     if (a.dtype, b.dtype) != (np.int32, np.int32):
         raise TypeError("an operator on integers of 32 bits only")
@@ -232,10 +232,10 @@ _TABLE: Final[Sequence[Operator]] = (
     # Sums of products of what two i32 hold: of two i16 each; of four u8 and four i8.
     Operator("dot2", 2, _dot("<i2", "<i2"), "instruction", "integer"),
     Operator("dot4", 2, _dot("u1", "i1"), "instruction", "integer"),
-    Operator("dot2_bf16", 2, _quiet(_dot_of_halves), "instruction", "f32"),  # of two bf16 each, in f32
+    Operator("dot2_bf16", 2, _quiet(_dot_of_bf16), "instruction", "f32"),  # of two bf16 each, in f32
 )
-IN_TILES: Final = "dot2_bf16"  # what only sums of a matrix unit are made of
-DOTS: Final[dict[str, int]] = {"dot2": 2, "dot4": 4, IN_TILES: 2}  # by how many products they sum
+DOT_BF16: Final = "dot2_bf16"  # only sums for a matrix unit are made of it
+DOTS: Final[dict[str, int]] = {"dot2": 2, "dot4": 4, DOT_BF16: 2}  # by how many products they sum
 OPERATORS: Final[dict[str, Operator]] = {row.name: row for row in _TABLE}
 
 

@@ -23,7 +23,9 @@ from poly.locks import cached_property
 
 EngineKind = Literal["core", "dma", "array", "vector"]
 SCHEMA = 1
-MATRIX_TILE: Final = (16, 16)  # rows and elements of 4 bytes of a tile of a core's matrix unit
+# Of a core's matrix unit: rows and elements of 4 bytes of a tile, and tiles.
+MATRIX_TILE: Final = (16, 16)
+MATRIX_TILES: Final = 8
 # What a CPU has where its description does not say: vector registers, bytes of the nearest cache, of a line.
 USUAL_REGISTERS, USUAL_CACHE, USUAL_LINE = 16, 32768, 64
 # Sustained bytes a cycle out of each cache level, and out of memory (0).
@@ -277,9 +279,14 @@ class Machine:
         return {name: lanes for e in self.engines_of("core") for name, lanes in e.dots}
 
     @cached_property
-    def summed(self) -> frozenset[str]:
+    def dot_operators(self) -> frozenset[str]:
         """The operators of `poly.expr.DOTS` that sums are made of: those of a core and of its matrix unit."""
         return frozenset((*self.dots, *(name for name, _ in (self.matrix_unit.dots if self.matrix_unit else ()))))
+
+    @cached_property
+    def tile_spaces(self) -> frozenset[str]:
+        """The memories of a matrix unit's tiles, which have no addresses, as registers have none."""
+        return frozenset(self.matrix_unit.writes if self.matrix_unit else ())
 
     @cached_property
     def hash(self) -> str:

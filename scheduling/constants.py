@@ -135,8 +135,7 @@ def _constant_nests(nests: Sequence[_Nest], tensors: Mapping[str, Tensor], machi
 def _kept(t: Tensor, machine: Machine) -> bool:
     """Whether a tensor can be kept from compiling to running: a temporary of known size in addressable memory."""
     memory = machine.memory.get(t.space)
-    tiles = machine.matrix_unit.writes if machine.matrix_unit is not None else ()
-    addressed = memory is not None and memory.kind != "register" and t.space not in tiles
+    addressed = memory is not None and memory.kind != "register" and t.space not in machine.tile_spaces
     return t.role == "temporary" and addressed and all(e.is_constant for e in t.storage_shape)
 
 

@@ -215,48 +215,46 @@ class Blocking(Tiling[BlockPlan]):
 
     def _rows(self, schedule: Schedule, strip: Strip, piece: Piece, names: Sequence[str], depth: int) -> Schedule:
         """Blocks of rows, what is packed for them, the tile loops, the tile."""
-        plan = self.plan
-        blocks = int(plan.row_block > 0)
+        blocks = int(self.plan.row_block > 0)
         for name in names:
-            rows, lanes = schedule.nests[name].names[depth : depth + 2]
-            schedule = self._tiled(schedule, name, rows, piece.low, piece.tile, max(1, plan.row_block))
-            schedule = schedule.tile({lanes: plan.vector * strip.width})
-            first = ""
-            tiles, points = [f"{rows}.o", f"{lanes}.o"], [f"{rows}.p", f"{lanes}.p"]
-            if blocks:
-                schedule = schedule.tile({tiles[0]: plan.row_block})
-                first, tiles[0] = f"{tiles[0]}.o", f"{tiles[0]}.p"
-            if not plan.lanes_inside:
-                tiles.reverse()
-            if self.units.suits(strip, piece):
-                outside = [*[first] * blocks, *tiles]
-                band = schedule.nests[name].names[depth:]
-                between = [n for n in band if n not in outside and n not in points]
-                schedule = ordered(schedule, name, [*outside, *between, *points])
-                unit_tile = (piece.tile, strip.width)
-                schedule = self.units.in_commands(schedule, name, between, (points[0], points[1]), unit_tile)
-                continue
-            turned = self._is_turned(schedule, name)
-            if turned:
-                points.reverse()
-            if piece.tile > plan.vector if turned else strip.width > 1:
-                schedule = schedule.tile({points[1]: plan.vector})
-                points[1:] = [f"{points[1]}.o", f"{points[1]}.p"]
-            band = schedule.nests[name].names[depth:]
-            outside = [*[first] * blocks, *tiles]
-            order = [*outside, *(n for n in band if n not in outside and n not in points), *points]
-            schedule = ordered(schedule, name, order)
-            inner = order[blocks + 2 : -len(points)]
-            schedule = self._laid_out(schedule, name, inner, piece)
-            if not self._is_edge(strip, piece):
-                schedule = self.steps.in_body(schedule, name, inner, points, (piece.tile, strip.width))
-            schedule = unrolled(schedule, points[:-1]).vectorise(points[-1])
+            schedule = self._tile_loops(schedule, strip, piece, name, depth)
         if self.units.suits(strip, piece):
             return self._unit_tile(schedule, names, depth, blocks)
         schedule = self._tile(schedule, names, depth, blocks, piece.tile)
         schedule = self._results_asked(schedule, strip, piece, names, depth + blocks)
         longest = max(strip.rows, key=lambda p: p.high - p.low)
         return self.ahead.blocks(self.ahead.copies(schedule, names), names) if piece == longest else schedule
+
+    def _tile_loops(self, schedule: Schedule, strip: Strip, piece: Piece, name: str, depth: int) -> Schedule:
+        """One statement's loops over blocks of rows and register tiles, and those of a tile, laid out."""
+        plan, blocks = self.plan, int(self.plan.row_block > 0)
+        rows, lanes = schedule.nests[name].names[depth : depth + 2]
+        schedule = self._tiled(schedule, name, rows, piece.low, piece.tile, max(1, plan.row_block))
+        schedule = schedule.tile({lanes: plan.vector * strip.width})
+        first = ""
+        tiles, points = [f"{rows}.o", f"{lanes}.o"], [f"{rows}.p", f"{lanes}.p"]
+        if blocks:
+            schedule = schedule.tile({tiles[0]: plan.row_block})
+            first, tiles[0] = f"{tiles[0]}.o", f"{tiles[0]}.p"
+        if not plan.lanes_inside:
+            tiles.reverse()
+        outside = [*[first] * blocks, *tiles]
+        if self.units.suits(strip, piece):
+            inner = [n for n in schedule.nests[name].names[depth:] if n not in outside and n not in points]
+            schedule = ordered(schedule, name, [*outside, *inner, *points])
+            return self.units.in_commands(schedule, name, inner, (points[0], points[1]), (piece.tile, strip.width))
+        turned = self._is_turned(schedule, name)
+        if turned:
+            points.reverse()
+        if piece.tile > plan.vector if turned else strip.width > 1:
+            schedule = schedule.tile({points[1]: plan.vector})
+            points[1:] = [f"{points[1]}.o", f"{points[1]}.p"]
+        inner = [n for n in schedule.nests[name].names[depth:] if n not in outside and n not in points]
+        schedule = ordered(schedule, name, [*outside, *inner, *points])
+        schedule = self._laid_out(schedule, name, inner, piece)
+        if not self._is_edge(strip, piece):
+            schedule = self.steps.in_body(schedule, name, inner, points, (piece.tile, strip.width))
+        return unrolled(schedule, points[:-1]).vectorise(points[-1])
 
     def _results_asked(
         self, schedule: Schedule, strip: Strip, piece: Piece, names: Sequence[str], depth: int

@@ -34,7 +34,7 @@ def model_for_cpu(program: Program, constants: Mapping[str, Array], machine: Mac
     """
     if machine.kind != "cpu":
         return program
-    return with_maps_joined(sums_in_f32(_narrow_sums(program, machine.summed), constants))
+    return with_maps_joined(sums_in_f32(_narrow_sums(program, machine.dot_operators), constants))
 
 
 def for_cpu(program: Program, finite: Collection[str], machine: Machine, threads: int) -> Program:
@@ -48,7 +48,7 @@ def for_cpu(program: Program, finite: Collection[str], machine: Machine, threads
 
 def known_for_cpu(program: Program, constants: Mapping[str, Array], machine: Machine, threads: int) -> Program:
     """Like `for_cpu`, from the values of the constants, with sums of narrow numbers as it multiplies them."""
-    program = _narrow_sums(program, machine.summed) if machine.kind == "cpu" else program
+    program = _narrow_sums(program, machine.dot_operators) if machine.kind == "cpu" else program
     return for_cpu(program, finite_factors(program, constants), machine, threads)
 
 

@@ -20,7 +20,7 @@ from typing import Literal
 
 from poly.affine import Affine
 from poly.expr import (
-    IN_TILES,
+    DOT_BF16,
     OPERATORS,
     Apply,
     Cast,
@@ -121,7 +121,7 @@ def _multiplies(program: Program, s: Statement, tensor: str) -> bool:
     """Whether a statement reduces a tensor's elements with others, as products do, no windows of it. What was made for
     tiles of a matrix unit lies as these need it.
     """
-    if isinstance(s.body, Apply) and s.body.operator == IN_TILES:
+    if isinstance(s.body, Apply) and s.body.operator == DOT_BF16:
         return False
     found = [r for r in s.reads if r.tensor == tensor]
     if s.combiner is None or len(s.reads) < 2 or len(found) != 1 or not _is_plain(s):

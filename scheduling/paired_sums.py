@@ -8,12 +8,12 @@ widened (`poly.scheduling.widened`). Values are sums in f32 in another order, wi
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Final
 
 from poly.affine import Affine, Constraint, var
-from poly.expr import DOTS, IN_TILES, Apply, Cast, Const, Read, apply
+from poly.expr import DOT_BF16, DOTS, Apply, Cast, Const, Read, apply
 from poly.machine import MATRIX_TILE
 from poly.program import Access, Program, Statement, Tensor, box_domain, unused_name
 from poly.scheduling.cpu_facts import bare_axes
@@ -22,47 +22,66 @@ from poly.scheduling.sums import alone, in_order, ranges_of, start_of, with_stat
 # Of a product on the unit: rows, columns, steps and products of elements at least. Smaller ones are sooner done with
 # widened operands.
 ROWS, COLUMNS, STEPS, PRODUCTS = 24, 16, 64, 200_000
-_PAIR: Final = DOTS[IN_TILES]
+_PAIR: Final = DOTS[DOT_BF16]
 _DEEP: Final = MATRIX_TILE[1]  # elements of a row of a tile
 
 
 def sums_of_pairs(program: Program, dots: Collection[str]) -> Program:
     """The program with such sums, where `dots` has the operator. Programs with free sizes stay as they are."""
-    if IN_TILES not in dots or set(program.parameters) - program.binding.keys():
+    if DOT_BF16 not in dots or set(program.parameters) - program.binding.keys():
         return program
-    changed: dict[str, Statement] = {}
-    tensors: dict[str, Tensor] = {}
-    before: dict[str, list[Statement]] = {}
-    made: dict[tuple[str, int, bool], str] = {}
+    work = _Work(program)
     for s in in_order(program):  # what the first user packs is there for the others
-        init, ranges = start_of(program, s), ranges_of(program, s)
-        step = None if init is None or ranges is None else _step(program, s, ranges)
+        work.convert(s)
+    return with_statements(program, work.changed, work.tensors, work.before) if work.changed else program
+
+
+@dataclass
+class _Work:
+    """What changes: statements by name, new tensors, and by an initialisation the statements before it. `packed`: by a
+    tensor, the axis of its steps, and whether that is last then, which tensor holds pairs of them.
+    """
+
+    program: Program
+    changed: dict[str, Statement] = field(default_factory=dict[str, Statement])
+    tensors: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    before: dict[str, list[Statement]] = field(default_factory=dict[str, list[Statement]])
+    packed: dict[tuple[str, int, bool], str] = field(default_factory=dict[tuple[str, int, bool], str])
+
+    def convert(self, s: Statement) -> None:
+        """One statement, where it is such a product."""
+        init, ranges = start_of(self.program, s), ranges_of(self.program, s)
+        step = None if init is None or ranges is None else _step(self.program, s, ranges)
         if init is None or ranges is None or step is None:
-            continue
-        reads: list[Access] = []
-        for access in s.reads:
-            axis, rank = access.affine_index.index(var(step)), len(access.index)
-            rows = s.write.affine_index[-1] not in access.affine_index  # whose steps lie side by side in tiles
-            turned = rows and axis < rank - 1
-            order = [d for d in range(rank) if d != axis] + [axis] if turned else [*range(rank)]
-            key = access.tensor, axis, turned
-            if key not in made:
-                wanted = f"{access.tensor}_pairs"
-                made[key] = unused_name({*program.tensor, *program.statement, *tensors}, wanted, "_made")
-                packed, copy = _packed(program, program.tensor[access.tensor], made[key], axis)
-                copies = before.setdefault(init.name, [])
-                copies.append(copy)
-                tensors[packed.name] = packed
-                if turned:
-                    made[key] = unused_name({*program.tensor, *program.statement, *tensors}, wanted, "_made")
-                    tensors[made[key]], copy = _turned(program, packed, made[key], order)
-                    copies.append(copy)
-            reads.append(replace(access, tensor=made[key], index=tuple(access.index[d] for d in order)))
+            return
+        reads = tuple(self._operand(s, access, step, init) for access in s.reads)
         short = {**ranges, step: _length(ranges[step])}
         domain = box_domain(s.name, [(i, 0, n) for i, n in short.items()])
-        domain = domain.align_params(program.context.get_space())
-        changed[s.name] = replace(s, domain=domain, reads=tuple(reads), body=apply(IN_TILES, Read(0), Read(1)))
-    return with_statements(program, changed, tensors, before) if changed else program
+        domain = domain.align_params(self.program.context.get_space())
+        self.changed[s.name] = replace(s, domain=domain, reads=reads, body=apply(DOT_BF16, Read(0), Read(1)))
+
+    def _operand(self, s: Statement, access: Access, step: str, init: Statement) -> Access:
+        """A read of pairs. The steps of an operand whose rows are those of tiles lie side by side, last."""
+        axis, rank = access.affine_index.index(var(step)), len(access.index)
+        turned = s.write.affine_index[-1] not in access.affine_index and axis < rank - 1
+        order = [*(d for d in range(rank) if d != axis), axis] if turned else [*range(rank)]
+        key = access.tensor, axis, turned
+        if key not in self.packed:
+            packed, copy = _packed(self.program, self.program.tensor[access.tensor], self._name(access), axis)
+            self._make(packed, copy, init)
+            if turned:
+                packed, copy = _turned(self.program, packed, self._name(access), order)
+                self._make(packed, copy, init)
+            self.packed[key] = packed.name
+        return replace(access, tensor=self.packed[key], index=tuple(access.index[d] for d in order))
+
+    def _name(self, access: Access) -> str:
+        taken = {*self.program.tensor, *self.program.statement, *self.tensors}
+        return unused_name(taken, f"{access.tensor}_pairs", "_made")
+
+    def _make(self, tensor: Tensor, copy: Statement, init: Statement) -> None:
+        self.tensors[tensor.name] = tensor
+        self.before.setdefault(init.name, []).append(copy)
 
 
 def _step(program: Program, s: Statement, ranges: Mapping[str, int]) -> str | None:

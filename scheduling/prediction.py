@@ -82,9 +82,7 @@ class _Model:
         self.schedule, self.machine = schedule, machine
         self.program = schedule.program
         self.vectors = Vectors(schedule)
-        self.registers = {m.name for m in machine.memories if m.kind == "register"}
-        if machine.matrix_unit is not None:  # its tiles are registers, too
-            self.registers |= {*machine.matrix_unit.writes}
+        self.registers = machine.tile_spaces | {m.name for m in machine.memories if m.kind == "register"}
         self._counts: dict[tuple[tuple[str, ...], tuple[str, ...], str, int, bool], int | None] = {}
 
     def entering(self, capacity: int, line: int) -> int | None:

@@ -262,7 +262,7 @@ def test_sums_of_bf16_in_pairs() -> None:
     """Two steps in each element, zeros behind the last one; sums that are no products of matrices stay."""
     text = "C[i,j] += f32(A[i,k])*f32(B[k,j])"
     program = poly.parse(text, A=(64, 67), B=(67, 64), dtypes={"A": "bf16", "B": "bf16", "C": "f32"})
-    paired = sums_of_pairs(program, MATRIX.summed)
+    paired = sums_of_pairs(program, MATRIX.dot_operators)
     assert "dot2_bf16" in str(paired) and str(parse_program(str(paired))) == str(paired)
     a, b = halves(64, 67), halves(67, 64)
     wanted = a.astype(np.float32) @ b.astype(np.float32)
@@ -273,7 +273,7 @@ def test_sums_of_bf16_in_pairs() -> None:
     for other in ("C[i] += f32(A[i,k])*f32(B[k])", "C[i,j] += f32(A[i,2*k])*f32(B[k,j])"):
         shapes = {"A": (40, 67), "B": (67,)} if "B[k])" in other else {"A": (40, 134), "B": (67, 48)}
         same = poly.parse(other, **shapes, dtypes={"A": "bf16", "B": "bf16", "C": "f32"})
-        assert sums_of_pairs(same, MATRIX.summed) is same
+        assert sums_of_pairs(same, MATRIX.dot_operators) is same
 
 
 @pytest.mark.parametrize("target", ["vectors", "parts"])
