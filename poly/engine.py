@@ -176,13 +176,7 @@ class Engine(RunByName):
                 named |= {name: named[root] + shift for name, (root, shift) in self._in_arrays.items()}
             for piece in plan.pieces if observe is None else plan.single:
                 start = time.perf_counter() if observe is not None else 0.0
-                try:
-                    if isinstance(piece.run, Step):
-                        self._step(piece.run, {**plan.memory, **arrays, **self._views(arrays)})
-                    else:
-                        piece.run.run(named)
-                except IndexRangeError as error:
-                    raise self._told(error, self.steps[piece.first + error.position]) from None
+                self._piece(piece, plan.memory, arrays, named)
                 if observe is not None:
                     observe(self.steps[piece.first], time.perf_counter() - start)
         if self.graph.formats:
@@ -199,6 +193,18 @@ class Engine(RunByName):
                 return direct.run(inputs, out)
         except IndexRangeError as error:
             raise self._told(error, self.steps[error.position]) from None
+
+    def _piece(
+        self, piece: _Piece, memory: Mapping[str, Array], arrays: Mapping[str, Array], named: Mapping[str, int]
+    ) -> None:
+        """Run a piece; `named`: the addresses of `arrays`."""
+        try:
+            if isinstance(piece.run, Step):
+                self._step(piece.run, {**memory, **arrays, **self._views(arrays)})
+            else:
+                piece.run.run(named)
+        except IndexRangeError as error:
+            raise self._told(error, self.steps[piece.first + error.position]) from None
 
     def _told(self, error: IndexRangeError, step: Step) -> IndexRangeError:
         arguments = (*step.unit.kernel.inputs, *step.unit.kernel.outputs) if step.unit is not None else ()

@@ -46,8 +46,8 @@ USUAL_CORE: Final[Mapping[str, int]] = {
     "remote": 2,  # bytes a cycle of what another core wrote (0021, 0056): cpu_threads, cpu_rating
     "pages": 64,  # whose addresses it knows without waiting, at least what a first level of a translation buffer holds
     # of the cores we know (of Zen 5: 96): cpu_operand, cpu_permute
-    "turning": 3,  # cycles for every vector of a register tile that is turned before it is stored (0077): cpu_rating
-    "lost": 16,  # cycles for every line that such a tile stores a piece of, if the first cache has lost it: cpu_rating
+    "turning": 3,  # cycles for every vector of a register tile that is turned before it is stored (0077): cpu_tile_work
+    "lost": 16,  # cycles for every line that it stores a piece of, if the first cache has lost it: cpu_tile_work
     "gather": 0,  # cycles of an element where one instruction loads lanes from many places, 0 where loads one by one
     # are sooner done (0089): codegen/target
     "sums": 0,  # cycles for every vector of sums that comes and goes with a block of the reduction (0085): cpu_cost
@@ -58,10 +58,10 @@ USUAL_CORE: Final[Mapping[str, int]] = {
     "asked": 0,  # steps of a register tile's reduction before which lanes that lie apart are asked for where the first
     # cache does not hold those of all steps; 0: not at all (0099): cpu_block_ahead
     "anew": 0,  # cycles of a row of a register tile: of results that a core's own caches do not hold (0107), of partial
-    # sums in a page of its own, of more than a core knows, where tiles go on below it (0102): cpu_rating
+    # sums in a page of its own, of more than a core knows, where tiles go on below it (0102): cpu_tile_work
     "piece": 0,  # cycles of a copied piece that is as long as a register tile has rows, besides those for its elements;
-    # 0: as many as vectors of such a length take (0107): cpu_rating
-    "guarded": 14,  # tenths of an element that a copy with padding moves a cycle (0085): cpu_rating
+    # 0: as many as vectors of such a length take (0107): cpu_tile_work
+    "guarded": 14,  # tenths of an element that a copy with padding moves a cycle (0085): cpu_tile_work, cpu_rating
     "unpadded": 100,  # percent of the cycles that the model gives a window with its padding: one without is sooner done
     # up to there (0105): cpu_padding
     "streamed": 0,  # 1 for parts of a model whose constants together do not stay in a core's own caches (0094):

@@ -21,8 +21,8 @@ from poly.program import Program, Statement
 from poly.scheduling.cpu_contract import best_rated, least_cycles, least_of_plans
 from poly.scheduling.cpu_core import core_of
 from poly.scheduling.cpu_facts import Facts, bytes_touched, facts_of, own_capacity
-from poly.scheduling.cpu_rating import ONE_BY_ONE, SHORT_VECTOR, SQUARES
 from poly.scheduling.cpu_shares import FITTED_REMOTE, shared_time
+from poly.scheduling.cpu_tile_work import ONE_BY_ONE, SHORT_VECTOR, SQUARES
 from poly.scheduling.dense_operands import dense_operands
 from poly.scheduling.groups import domain_box, groups_of
 from poly.scheduling.joined_axes import join_axes

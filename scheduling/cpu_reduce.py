@@ -12,7 +12,7 @@ are read along their length, which are asked for ahead where they come from far.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isqrt, log2, prod
 
 from poly.dtypes import size_bytes
@@ -24,7 +24,6 @@ from poly.scheduling.cpu_core import core_of, last_capacity, own_share
 from poly.scheduling.cpu_facts import (
     BYTES_AHEAD,
     FEWEST_LANES,
-    NEAR,
     bytes_touched,
     most_vectors,
     moves,
@@ -33,6 +32,7 @@ from poly.scheduling.cpu_facts import (
     step_along,
     widest_element,
 )
+from poly.scheduling.cpu_reduce_plan import Folded, Spread, Summed, axis_along, size_of
 from poly.scheduling.groups import Group
 
 ROWS = 4  # walked side by side
@@ -45,106 +45,6 @@ LEAST_CHAIN = 512  # additions to a partial sum, in a long row's blocks: to add 
 FEWEST_LINES = 2  # of a result, for each thread: its tiles start their own sums
 STEP = 2  # between lanes that are picked from two vectors
 BYTES_AHEAD_BY_ROW = 512  # where rows are read side by side: what fetches streams is late for them; twice from memory
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reduction:
-    """`outer`, `rows` ("" where there are none), then those of its kind, and `lanes`: iterators of the reduction
-    `statement`, from the outside in. A tile has `height` rows and `width` vectors, each of `vector` lanes. `ahead`:
-    iterations of the loop over tiles that loads are asked for ahead, 0 for not at all.
-    """
-
-    statement: str
-    outer: tuple[str, ...]
-    rows: str
-    lanes: str
-    vector: int
-    height: int
-    width: int
-    ahead: int = 0
-    start: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Folded(Reduction):
-    """The lanes are reduced, and the `inner` iterators around them. `again`: a parallel one in all of whose iterations
-    a tile uses what it has loaded, "" for none. `turned`: operands that are copied with the lanes' axis last first.
-    `placed`: those that all rows share and that are copied to where vectors are lines first, by every thread for
-    `placed_for` rows (0: once for all). `lane_block`: lanes of the blocks that a long row is summed in, 0 for none;
-    `block_of`: an iterator of `inner` and how many of its iterations make a block of many short rows.
-    """
-
-    inner: tuple[str, ...] = ()
-    again: str = ""
-    turned: tuple[str, ...] = ()
-    placed: tuple[str, ...] = ()
-    placed_for: int = 0
-    lane_block: int = 0
-    block_of: tuple[str, int] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Spread(Reduction):
-    """The lanes are those of the result, in strips of `strip`, and `rows` are added. `kept`: operands that the lanes do
-    not move.
-    """
-
-    strip: int
-    kept: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _Sum:
-    """A reduction with what its plans are made of. `axes`: its loops along the group's box; `extents`: of all loops;
-    `lanes`: the loop that becomes lanes, of which a vector has `vector`; `others`: the other long ones, those that the
-    streamed operand walks in the longest steps first; `touched`: bytes of all operands.
-    """
-
-    program: Program
-    statement: Statement
-    axes: Sequence[str]
-    extents: Mapping[str, int]
-    others: Sequence[str]
-    lanes: str
-    vector: int
-    touched: int
-    machine: Machine
-    threads: int
-
-    @property
-    def parallel(self) -> list[str]:
-        return [i for i in self.others if i in self.axes]
-
-    @property
-    def reduced(self) -> list[str]:
-        return [i for i in self.others if i not in self.axes]
-
-    @property
-    def widest(self) -> int:
-        """Bytes of an element."""
-        return widest_element(self.program, [self.statement])
-
-    @property
-    def has_lines(self) -> bool:
-        """Whether vectors are lines: by shorter ones the near part of the last cache keeps up, and memory does not."""
-        return self.vector * self.widest >= self.machine.line
-
-    @property
-    def is_far(self) -> bool:
-        """Whether operands are asked for ahead: where vectors are lines, those from behind the cores' own caches, else
-        those from behind the near part of the last one.
-        """
-        near = last_capacity(self.machine) * NEAR
-        return (own_capacity(self.machine) * self.threads if self.has_lines else near) < self.touched
-
-    @property
-    def is_asked_near(self) -> bool:
-        """Whether a single operand is asked for ahead though it comes from a core's own caches, not the first one, on
-        cores whose last cache is far: lines that are at hand give vectors that lie in two of them sooner (0088).
-        """
-        streams = [r for r in self.statement.reads if all(moves(r, i) for i in (*self.others, self.lanes))]
-        own = self.machine.nearest_cache < self.touched <= self.threads * own_capacity(self.machine)
-        return own and self.has_lines and len(streams) == 1 and core_of(self.machine, self.widest).afar > 0
 
 
 def reduction_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> Folded | Spread | None:
@@ -169,25 +69,29 @@ def reduction_of(program: Program, group: Group, machine: Machine, threads: int 
         return None
     others = sorted((i for i in long if i not in (lanes, again)), key=lambda i: -steps[i])
     touched = bytes_touched(program, [s])
-    found = _Sum(program, s, axes, extents, others, lanes, vector, touched, machine, threads)
+    found = Summed(program, s, axes, extents, others, lanes, vector, touched, machine, threads)
     turned = _turned(found, large, again)
     if not _has_lanes(found, turned, everything=not {*axes} & long.keys()):
         return None
-    if lanes in axes:
-        spread = None if again else _plan_spread(found)
-        start = _start(found, group, spread) if spread is not None else ""
-        if spread is None or not start:
-            return spread
-        return replace(spread, start=start, strip=_even_strip(found) if _shares_lanes(found) else spread.strip)
-    plan = _plan_again(found, again) if again else _plan_in_order(found) or _plan_folded(found)
+    plan = (None if again else _plan_spread(found)) if lanes in axes else _folded(found, turned, again)
+    start = _start(found, group, plan) if plan is not None else ""
+    if plan is None or not start:
+        return plan
+    if isinstance(plan, Spread) and _shares_lanes(found):
+        plan = replace(plan, strip=_even_strip(found))
+    return replace(plan, start=start)
+
+
+def _folded(summed: Summed, turned: tuple[str, ...], again: str) -> Folded | None:
+    """The plan where lanes are reduced, with blocks of what is long."""
+    plan = _plan_again(summed, again) if again else _plan_in_order(summed) or _plan_folded(summed)
     if plan is None:
         return None
-    block = _lane_block(found, plan)
-    plan = replace(plan, turned=turned, lane_block=block, block_of=None if block else _block_of(found, plan))
-    return replace(plan, start=_start(found, group, plan))
+    block = _lane_block(summed, plan)
+    return replace(plan, turned=turned, lane_block=block, block_of=None if block else _block_of(summed, plan))
 
 
-def _start(summed: _Sum, group: Group, plan: Folded | Spread) -> str:
+def _start(summed: Summed, group: Group, plan: Folded | Spread) -> str:
     """The statement that starts the sums where tiles of whole rows, or strips, can do that for their own. Threads would
     meet behind it, and fetch what another one started. Not of results of few lines, which threads write side by side:
     they would travel twice as often.
@@ -199,8 +103,9 @@ def _start(summed: _Sum, group: Group, plan: Folded | Spread) -> str:
     if {*first.iterators} != {*filter(None, around)} or (isinstance(plan, Folded) and _has_more(plan)):
         return ""
     others = [s for s in group.statements[1:] if s is not summed.statement and s.write.tensor == write.tensor]
-    lines = _size(write, summed.extents) * size_bytes(summed.program.tensor[write.tensor].dtype) // summed.machine.line
-    return first.name if not others and lines >= threads * FEWEST_LINES else ""
+    element = size_bytes(summed.program.tensor[write.tensor].dtype)
+    few = size_of(write, summed.extents) * element < threads * FEWEST_LINES * summed.machine.line
+    return "" if others or few else first.name
 
 
 def _has_more(plan: Folded) -> bool:
@@ -208,14 +113,14 @@ def _has_more(plan: Folded) -> bool:
     return bool(plan.turned or plan.placed or plan.lane_block or plan.block_of)
 
 
-def _lane_block(summed: _Sum, plan: Folded) -> int:
+def _lane_block(summed: Summed, plan: Folded) -> int:
     """Lanes of a block of a long row: errors grow with the additions to one partial sum, and with the blocks."""
     extent, step = summed.extents[summed.lanes], plan.vector * plan.width
     size = max(LEAST_CHAIN, isqrt(extent // step)) * step
     return size if extent >= 2 * size else 0
 
 
-def _block_of(summed: _Sum, plan: Folded) -> tuple[str, int] | None:
+def _block_of(summed: Summed, plan: Folded) -> tuple[str, int] | None:
     """The same for many short rows: so many iterations of a loop around them make a block."""
     inside = -(-summed.extents[summed.lanes] // (plan.vector * plan.width))
     size = max(LEAST_CHAIN, isqrt(inside * prod(summed.extents[i] for i in plan.inner)))
@@ -227,7 +132,7 @@ def _block_of(summed: _Sum, plan: Folded) -> tuple[str, int] | None:
     return None
 
 
-def _has_lanes(summed: _Sum, turned: Collection[str], everything: bool) -> bool:
+def _has_lanes(summed: Summed, turned: Collection[str], everything: bool) -> bool:
     """Whether what is touched lies side by side along the lanes, or apart by `STEP` where these are reduced, but for
     copies that are turned. `everything`: the sum is of all elements, so no other loop has better lanes.
     """
@@ -249,13 +154,13 @@ def _streamed(
         return large, ""
     for r, loops in still.items():
         if len(loops) == 1 and loops[0] in axes and extents[loops[0]] <= most:
-            largest = all(_size(r, extents) > _size(o, extents) for o in still if o is not r)
+            largest = all(size_of(r, extents) > size_of(o, extents) for o in still if o is not r)
             if largest and program.tensor[r.tensor].role != "constant":
                 return r, loops[0]
     return None, ""
 
 
-def _turned(summed: _Sum, large: Access, again: str) -> tuple[str, ...]:
+def _turned(summed: Summed, large: Access, again: str) -> tuple[str, ...]:
     """The other operand of a few vectors where it is not contiguous along the lanes, and a copy that is pays: lanes
     along the target need a multiplication for each step of a row; these need one for each vector of the row and
     each `again`, and add up a vector's lanes by halves.
@@ -266,20 +171,10 @@ def _turned(summed: _Sum, large: Access, again: str) -> tuple[str, ...]:
         return ()
     (other,) = others
     uses = prod(n for i, n in extents.items() if moves(large, i) and not moves(other, i))
-    copied = 0 if program.tensor[other.tensor].role == "constant" else _size(other, extents)
+    copied = 0 if program.tensor[other.tensor].role == "constant" else size_of(other, extents)
     steps = extents[again] * (2 * log2(summed.vector) + -(-extents[lanes] // summed.vector))
     own = sum(a.tensor == other.tensor for a, _ in s.accesses) == 1
     return (other.tensor,) if own and uses * steps + copied <= uses * extents[lanes] else ()
-
-
-def axis_along(access: Access, iterator: str) -> int | None:
-    """The axis of a tensor that a loop alone walks along."""
-    found = [n for n, c in enumerate(access.affine_index) if iterator in c.names]
-    return found[0] if len(found) == 1 and access.affine_index[found[0]].names == frozenset((iterator,)) else None
-
-
-def _size(access: Access, extents: Mapping[str, int]) -> int:
-    return prod(n for i, n in extents.items() if moves(access, i))
 
 
 def _plain(program: Program, s: Statement) -> bool:
@@ -287,7 +182,7 @@ def _plain(program: Program, s: Statement) -> bool:
     return bool(bound_domain(program, s).is_box()) and not any(a.indirect for a, _ in s.accesses)
 
 
-def _plan_folded(summed: _Sum) -> Folded:
+def _plan_folded(summed: Summed) -> Folded:
     """Rows that share an operand go side by side, others where they are short; asked for ahead where they are far."""
     s, extents, lanes, vector, parallel = summed.statement, summed.extents, summed.lanes, summed.vector, summed.parallel
     most = core_of(summed.machine, summed.widest).in_flight
@@ -305,7 +200,7 @@ def _plan_folded(summed: _Sum) -> Folded:
     )  # fmt: skip
 
 
-def _plan_in_order(summed: _Sum) -> Folded | None:
+def _plan_in_order(summed: Summed) -> Folded | None:
     """Rows one by one, as a core's own caches give them soonest (0068) where they are not asked for (0088), if these
     are long and share an operand that the first cache keeps beside them. Of a caller's array, which starts anywhere,
     each vector would lie in two lines: it is copied first, by each thread for blocks of the rows that they share.
@@ -320,7 +215,7 @@ def _plan_in_order(summed: _Sum) -> Folded | None:
     if len(shared) != 1 or shared[0].guard or summed.reduced or extents[summed.lanes] < most * summed.vector:
         return None
     tensor = summed.program.tensor[shared[0].tensor]
-    if ROWS * _size(shared[0], extents) * size_bytes(tensor.dtype) > machine.nearest_cache:
+    if ROWS * size_of(shared[0], extents) * size_bytes(tensor.dtype) > machine.nearest_cache:
         return None
     foreign, block = tensor.role in ("input", "inout"), 0
     if foreign and tensor.rank > 1:
@@ -337,7 +232,7 @@ def _plan_in_order(summed: _Sum) -> Folded | None:
     )  # fmt: skip
 
 
-def _plan_again(summed: _Sum, again: str) -> Folded | None:
+def _plan_again(summed: Summed, again: str) -> Folded | None:
     """As many rows side by side as leave registers for what they are multiplied by."""
     if not summed.parallel:
         return None
@@ -355,7 +250,7 @@ def _height(extent: int, wanted: Sequence[int]) -> int:
     return min(extent, next((n for n in wanted if extent % n == 0), wanted[0]))
 
 
-def _plan_spread(summed: _Sum) -> Spread | None:
+def _plan_spread(summed: Summed) -> Spread | None:
     """Where one tile of registers holds a whole row of the result there is no strip to walk."""
     s, extents, lanes, vector, machine = summed.statement, summed.extents, summed.lanes, summed.vector, summed.machine
     rows = summed.reduced[-1]
@@ -375,18 +270,18 @@ def _plan_spread(summed: _Sum) -> Spread | None:
     )  # fmt: skip
 
 
-def _shares_lanes(summed: _Sum) -> bool:
+def _shares_lanes(summed: Summed) -> bool:
     """Whether threads have nothing but the columns to share."""
     return all(summed.extents[i] < summed.threads for i in summed.parallel if i != summed.lanes)
 
 
-def _kept_columns(summed: _Sum) -> int:
+def _kept_columns(summed: Summed) -> int:
     """Columns of the result that the first cache keeps."""
     element = size_bytes(summed.program.tensor[summed.statement.write.tensor].dtype)
     return max(1, own_share(summed.machine.nearest_cache) // element)
 
 
-def _even_strip(summed: _Sum) -> int:
+def _even_strip(summed: Summed) -> int:
     """The columns of a strip, whole vectors, with which threads that share them are done soonest. What is left over is
     a strip, too, for the first who is done.
     """

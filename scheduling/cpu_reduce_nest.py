@@ -24,7 +24,8 @@ from poly.scheduling.cpu_edits import (
     whole_blocks,
 )
 from poly.scheduling.cpu_facts import reduction_extents, step_along
-from poly.scheduling.cpu_reduce import ROWS, Folded, Reduction, Spread, axis_along
+from poly.scheduling.cpu_reduce import ROWS
+from poly.scheduling.cpu_reduce_plan import Folded, Reduction, Spread, axis_along
 from poly.scheduling.cpu_sums import LONG_CHAIN, Sums
 from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group

@@ -13,8 +13,9 @@ from poly.machine import Machine
 from poly.program import Program
 from poly.relations import intervals_of
 from poly.scheduling.cpu_edits import fused
-from poly.scheduling.cpu_reduce import Spread, reduction_of
+from poly.scheduling.cpu_reduce import reduction_of
 from poly.scheduling.cpu_reduce_nest import schedule_reduction
+from poly.scheduling.cpu_reduce_plan import Spread
 from poly.scheduling.groups import Group, tensors_read, tensors_written
 from poly.scheduling.schedule import Schedule
 

@@ -16,7 +16,8 @@ from poly.frontend.einsum import einsum_program
 from poly.interp import run_program
 from poly.program import Program
 from poly.scheduling.cpu import schedule_for_cpu
-from poly.scheduling.cpu_reduce import Folded, Spread, reduction_of
+from poly.scheduling.cpu_reduce import reduction_of
+from poly.scheduling.cpu_reduce_plan import Folded, Spread
 from poly.scheduling.groups import groups_of
 from poly.scheduling.nowait import without_meetings
 from poly.scheduling.schedule import Schedule
