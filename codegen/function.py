@@ -7,7 +7,7 @@ phases are shared, the others belong to one part.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from poly.codegen.addresses import Indices
@@ -17,7 +17,7 @@ from poly.codegen.phases import Phase, Step, entry_text, loop_values, meetings, 
 from poly.codegen.registers import Registers
 from poly.codegen.state import State
 from poly.codegen.status import MOST_NUMBERED
-from poly.codegen.target import target_of
+from poly.codegen.target import Target, target_of
 from poly.codegen.text import Writer, symbol
 from poly.codegen.walker import Walker
 from poly.errors import UnsupportedError
@@ -104,14 +104,19 @@ def lower(tree: LoopTree, machine: Machine, entry: str) -> Module:
     ]
     main, declared = entry_text(entry, names, steps, tree.parameters, len(outside), dict(tree.sizes))
     text = [*header, *globals_, *parts, *functions.values(), main, *sorted(declarations | declared)]
-    vector = context.target.vector
-    if context.target.x86 and vector > STACK_ALIGN:  # a vector that is kept there crosses no line
-        text += ["!llvm.module.flags = !{!1}", f'!1 = !{{i32 1, !"override-stack-alignment", i32 {vector}}}']
-    if any("!nontemporal" in part for part in parts):
-        text.append("!0 = !{i32 1}")
+    text += _metadata(parts, context.target)
     parallel = tuple(p.parallel for p in phases)
     tensors = tuple(t.name for t in outside)
     return Module("\n".join(text) + "\n", entry, parallel, tensors, tree.parameters, statements, tree, inside)
+
+
+def _metadata(parts: Sequence[str], target: Target) -> Iterator[str]:
+    """What the functions of a module refer to, and the alignment of their stack."""
+    if target.x86 and target.vector > STACK_ALIGN:  # a vector that is kept there crosses no line
+        yield "!llvm.module.flags = !{!1}"
+        yield f'!1 = !{{i32 1, !"override-stack-alignment", i32 {target.vector}}}'
+    if any("!nontemporal" in part for part in parts):
+        yield "!0 = !{i32 1}"
 
 
 class _Context:

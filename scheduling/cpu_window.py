@@ -128,10 +128,9 @@ def window_of(program: Program, group: Group, machine: Machine, _threads: int = 
     kept = () if by_columns else _kept(shape, machine.vector_registers, shifted)
     way = _Way(vector, kept, shifted, by_columns, shifted and _sharing_pays(shape, update))
     found = _heights(program, shape, way, machine)
-    rows = group.axes[update.name][shape.rows]
-    long = found.tile * (bytes_apart(program, shape.read, rows) or 0) >= LONG
+    apart = bytes_apart(program, shape.read, group.axes[update.name][shape.rows]) or 0
     beyond = bytes_touched(program, group.statements) > own_capacity(machine)
-    asking = found.copied or long or (shifted and _comes_slowly(program, shape, vector, machine))
+    asking = found.copied or found.tile * apart >= LONG or (shifted and _comes_slowly(program, shape, vector, machine))
     return Window(
         statement=update.name, tensor=shape.read.tensor, rows=shape.rows, lanes=shape.lanes, down=shape.down,
         sideways=shape.sideways, step_down=shape.step_down, step=shape.step, spread=shape.spread,

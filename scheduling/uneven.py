@@ -110,22 +110,30 @@ def _uneven(
         windows.setdefault((a, r), []).append(c)
         least = c.expr.constant + min(c.expr.coefficient(r) * end for end in limits[r])
         whole[a] = _held(c.expr.coefficient(a), least, whole[a])
+    # Where none is whole, they lie behind the last one.
     whole = {a: ends if ends[0] <= ends[1] else (limits[a][1] + 1, limits[a][1]) for a, ends in whole.items()}
-    every = isl.Set.universe(domain.get_space())
-    for k, n in enumerate(iterators):
-        every = every.lower_bound_val(SET, k, limits[n][0]).upper_bound_val(SET, k, limits[n][1])
-    for k in reversed(range(len(iterators))):
-        if iterators[k] not in axes:
-            domain, every = domain.project_out(SET, k, 1), every.project_out(SET, k, 1)
     even = any(_length(limits[a]) >= EVEN for a in axes if a not in found)
     short = any(_length(whole[a]) < (1 - MOST_SHORTER) * _length(limits[a]) for a in found)
-    if (short and not even) or not domain.is_equal(every):
+    if (short and not even) or not _is_whole_along(domain, iterators, axes, limits):
         return None
     shares = {(a, r): _share(conditions, a, r, limits, whole[a]) for (a, r), conditions in windows.items()}
     return {
         a: Ends(frozenset(inside), whole[a][0], whole[a][1] + 1, prod(shares[a, r] for r in inside))
         for a, inside in found.items()
     }
+
+
+def _is_whole_along(
+    domain: isl.Set, iterators: Sequence[str], axes: Sequence[str], limits: Mapping[str, tuple[int, int]]
+) -> bool:
+    """Whether a domain has iterations everywhere along some of its loops."""
+    every = isl.Set.universe(domain.get_space())
+    for k, n in enumerate(iterators):
+        every = every.lower_bound_val(SET, k, limits[n][0]).upper_bound_val(SET, k, limits[n][1])
+    for k in reversed(range(len(iterators))):
+        if iterators[k] not in axes:
+            domain, every = domain.project_out(SET, k, 1), every.project_out(SET, k, 1)
+    return bool(domain.is_equal(every))
 
 
 def _held(step: int, least: int, within: tuple[int, int]) -> tuple[int, int]:
