@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from math import inf, prod
+from math import prod
 
 import numpy as np
 
@@ -35,6 +35,8 @@ class RatedUnits(RatedWays):
         best: Rated | None = None
         for way, unit in self._unit_ways():
             grid = self._unit_grid(way, unit)
+            if grid is None:
+                continue
             ((_, cycles),) = self._cycles([grid])
             k = int(np.argmin(cycles))
             if best is None or cycles[k] < best.cycles:
@@ -89,8 +91,8 @@ class RatedUnits(RatedWays):
         rows, lanes = self.extents[self.names[way.rows]], self.facts.extents[self.lanes]
         return unit.rows * min(SIDE, rows // unit.rows), min(SIDE, lanes // self.vector)
 
-    def _unit_grid(self, way: Way, unit: UnitPlan) -> Grid:
-        """Candidates, as those of `RatedWays`."""
+    def _unit_grid(self, way: Way, unit: UnitPlan) -> Grid | None:
+        """Candidates, as those of `RatedWays`; None where no depth is whole commands."""
         height, width = self._unit_tile(way, unit)
         rows = self.extents[self.names[way.rows]]
         tiles, count = max(1, self.vectors // width), -(-rows // height)
@@ -98,8 +100,10 @@ class RatedUnits(RatedWays):
         blocks = sorted({min(b, count) for b in ROW_BLOCKS}) if not way.lanes_inside else [0]
         depths = [d for d in (0, *self.depths_of(way)) if (d or not way.lanes_outside) and self._is_deep(d, unit)]
         found = [(height, width, p, b, d) for p in panels for b in blocks for d in depths]
-        sizes = np.array(found or [(height, width, tiles, 0, 0)], float)
-        work = self._unit_work(way, unit, sizes[:, 4]) if found else np.full(1, inf)
+        if not found:
+            return None
+        sizes = np.array(found, float)
+        work = self._unit_work(way, unit, sizes[:, 4])
         full = np.full(len(sizes), float(count))
         return Grid(way, sizes, work, full, np.zeros(len(sizes)))
 

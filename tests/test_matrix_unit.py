@@ -163,6 +163,15 @@ def test_plans_compute_the_same(rows: int, columns: int, steps: int) -> None:
         np.testing.assert_array_equal(kernel(a, b), bytes_product(a, b))
 
 
+def test_a_way_without_whole_commands_hides_no_other() -> None:
+    """Its cycles were no number, which the rating for threads multiplied by 0."""
+    text = "C[i,j] += f32(A[i,k,l])*f32(B[k,l,j])"
+    program = poly.parse(text, A=(40, 9, 65), B=(9, 65, 48), dtypes={"A": "bf16", "B": "bf16", "C": "f32"})
+    with np.errstate(invalid="raise"):
+        tree = schedule_for_cpu(sums_of_pairs(program, MATRIX.dot_operators), MATRIX, 2).lower()
+    assert any(isinstance(n, For) and n.engine == "matrix" for n in tree.nodes())
+
+
 def test_large_products_are_the_units() -> None:
     for threads in (1, 2):
         tree = schedule_for_cpu(product(128, 128, 64), MATRIX, threads).lower()
