@@ -24,10 +24,11 @@ from poly.scheduling.cpu_block_steps import Steps
 from poly.scheduling.cpu_block_unit import Units
 from poly.scheduling.cpu_chain import keep_values
 from poly.scheduling.cpu_core import WALKED
-from poly.scheduling.cpu_edits import cut, fused, loop_of, ordered, unrolled, with_padding
+from poly.scheduling.cpu_edits import cut, fused, loop_of, ordered, unrolled
 from poly.scheduling.cpu_facts import axis_of, reduction_extents
 from poly.scheduling.cpu_first_use import with_first_use
 from poly.scheduling.cpu_nontemporal import stored_past
+from poly.scheduling.cpu_padded_copies import with_padding
 from poly.scheduling.cpu_plan import BlockPlan, Pack, Piece, Site, Strip
 from poly.scheduling.cpu_sums import FROM_ZERO
 from poly.scheduling.cpu_tile import Tiling

@@ -12,10 +12,10 @@ from __future__ import annotations
 from poly.errors import PolyError
 from poly.machine import Machine
 from poly.program import Program
-from poly.scheduling.cpu_edits import with_padded_reads
 from poly.scheduling.cpu_free import schedule_free
 from poly.scheduling.cpu_free_walks import schedule_walks
 from poly.scheduling.cpu_nests import schedule_nest
+from poly.scheduling.cpu_padded_copies import with_padded_reads
 from poly.scheduling.cpu_threads import share_outermost
 from poly.scheduling.distribution import distributed
 from poly.scheduling.edits import settle, unchecked

@@ -17,19 +17,10 @@ from poly.machine import Machine
 from poly.program import Statement
 from poly.scheduling.cpu_chain import keep_values
 from poly.scheduling.cpu_core import PAGE
-from poly.scheduling.cpu_edits import (
-    Composition,
-    cut,
-    fused,
-    loop_of,
-    loops_of_copy,
-    only_read,
-    ordered,
-    unrolled,
-    with_padding,
-)
+from poly.scheduling.cpu_edits import Composition, cut, fused, loop_of, loops_of_copy, only_read, ordered, unrolled
 from poly.scheduling.cpu_facts import bytes_apart, own_capacity, reduction_extents
 from poly.scheduling.cpu_nontemporal import written_far
+from poly.scheduling.cpu_padded_copies import with_padding
 from poly.scheduling.cpu_plan import UNROLLED, BlockPlan, Piece, Strip, TilePlan
 from poly.scheduling.cpu_sums import Sums
 from poly.scheduling.edits import free_buffer_name, piece_name

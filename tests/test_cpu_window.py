@@ -28,7 +28,7 @@ from poly.machine import Engine, Machine, Memory
 from poly.program import Program
 from poly.scheduling.capacity import check_capacity
 from poly.scheduling.cpu import schedule_for_cpu
-from poly.scheduling.cpu_edits import MOST_PADDED, padded_copy_pays, with_padded_reads
+from poly.scheduling.cpu_padded_copies import MOST_PADDED, padded_copy_pays, with_padded_reads
 from poly.scheduling.cpu_window import window_of
 from poly.scheduling.groups import groups_of
 from poly.scheduling.instances import check_instances
