@@ -109,7 +109,7 @@ def test_only_what_is_given_is_copied() -> None:
         (256, 512, 56, 2, AFAR, True),
         (1024, 2048, 14, 2, AFAR, True),
         (256, 2048, 56, 2, AFAR, True),  # by 4 % of the cycles
-        (256, 256, 80, 2, AFAR, False),  # the copy costs more than it gains
+        (256, 192, 80, 2, AFAR, False),  # the copy costs more than it gains
         (256, 512, 56, 2, NEAR, False),  # whole lines come soon enough
         (128, 512, 28, 2, AFAR, False),  # all stays in the core's own caches
         (256, 64, 56, 2, AFAR, False),  # each element is used too seldom

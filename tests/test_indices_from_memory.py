@@ -31,8 +31,8 @@ ROWS = 3
 def gathering(how: int) -> Machine:
     """This machine, as if one instruction for many places paid there (1) or not (0)."""
     host = host_machine()
-    (core,) = host.engines
-    return replace(host, engines=(replace(core, cost={**core.cost, "gather": how}),))
+    core, *others = host.engines
+    return replace(host, engines=(replace(core, cost={**core.cost, "gather": how}), *others))
 
 
 def sampled(channels: int, points: int, side: int) -> tuple[Program, dict[str, np.ndarray]]:
@@ -144,7 +144,7 @@ def small(machine_bytes: int) -> Machine:
     """This machine with so many bytes of cache for a core, which counts on a quarter for planes."""
     host = host_machine()
     caches = (Memory("l2", machine_bytes, "cache", shared=False), Memory("l1", machine_bytes // 4, "cache"))
-    others = tuple(m for m in host.memories if m.kind in ("dram", "register"))
+    others = tuple(m for m in host.memories if m.kind != "cache")
     return replace(host, memories=(*others, *caches))
 
 

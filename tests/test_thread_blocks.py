@@ -22,7 +22,7 @@ MESH = machine_of_features(
     "x", ("avx512f", "avx512vl", "avx512fp16", "amx-tile"), "x86_64-unknown-linux-gnu",
     {1: 48 << 10, 2: 2 << 20, 3: 480 << 20}, 2, 2600,
 )  # fmt: skip
-FLAT = {"A": (512, 16), "B": (16, 512)}  # what threads share of B is little, the result large
+FLAT = {"A": (512, 32), "B": (32, 512)}  # what threads share of B is little, the result large
 
 
 def product(text: str, shapes: dict[str, tuple[int, ...]]) -> Program:
@@ -45,7 +45,7 @@ def blocks_of(program: Program, threads: int = 2, machine: Machine = MESH) -> li
     [(512, 2, [256]), (512, 4, [128]), (510, 3, [170]), (512, 1, []), (511, 2, []), (512, 3, []), (512, 128, [])],
 )
 def test_rows_are_in_a_block_for_each_thread(rows: int, threads: int, block: list[int]) -> None:
-    program = product("C[i,j] += A[i,k] * B[k,j]", {"A": (rows, 16), "B": (16, 512)})
+    program = product("C[i,j] += A[i,k] * B[k,j]", {"A": (rows, 32), "B": (32, 512)})
     assert [size for _, size in blocks_of(program, threads)] == block
 
 
@@ -114,9 +114,9 @@ def test_a_schedule_with_blocks_is_one_of_the_program() -> None:
     made = with_thread_blocks(program, MESH, 2)
     assert made != program and blocks_like(program, made) == made and blocks_like(program, program) == program
     schedule = poly.Schedule(made)
-    a, b = np.ones((512, 16), "f4"), np.ones((16, 512), "f4")
-    assert np.array_equal(poly.compile(program, threads=2, schedule=schedule)(a, b), np.full((512, 512), 16))
-    other = product("C[i,j] += A[i,k] * B[j,k]", {"A": (512, 16), "B": (512, 16)})
+    a, b = np.ones((512, 32), "f4"), np.ones((32, 512), "f4")
+    assert np.array_equal(poly.compile(program, threads=2, schedule=schedule)(a, b), np.full((512, 512), 32))
+    other = product("C[i,j] += A[i,k] * B[j,k]", {"A": (512, 32), "B": (512, 32)})
     with pytest.raises(ScheduleError, match="of another program"):
         poly.compile(other, threads=2, schedule=schedule)
 
@@ -138,7 +138,7 @@ def test_a_loop_over_blocks_is_told_by_what_is_written() -> None:
 
 def test_the_same_results_from_run_to_run() -> None:
     random = np.random.default_rng(5)
-    a, b = random.standard_normal((512, 16), "f4"), random.standard_normal((16, 512), "f4")
+    a, b = random.standard_normal((512, 32), "f4"), random.standard_normal((32, 512), "f4")
     kernel = poly.compile(product("C[i,j] += A[i,k] * B[k,j]", FLAT), threads=2)
     first = np.asarray(kernel(a, b)).tobytes()
     assert all(np.asarray(kernel(a, b)).tobytes() == first for _ in range(200))
