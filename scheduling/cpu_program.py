@@ -17,12 +17,12 @@ from poly.scheduling.exact_sums import sums_in_f32
 from poly.scheduling.joined_axes import join_axes
 from poly.scheduling.joined_maps import with_maps_joined
 from poly.scheduling.joined_parts import with_parts_joined
-from poly.scheduling.joined_units import with_units_joined
 from poly.scheduling.paired_sums import sums_of_pairs
 from poly.scheduling.separated import with_windows_separated
 from poly.scheduling.step_order import with_steps_in_order
 from poly.scheduling.uneven import finite_factors
 from poly.scheduling.widened import sums_of_widened
+from poly.scheduling.wider_elements import with_wider_elements
 from poly.scheduling.written_places import with_written_places
 
 _Edit = Callable[[Program], Program]
@@ -67,7 +67,7 @@ def like_another(program: Program, other: Program, constants: Mapping[str, Array
 
 def _edited(program: Program, padding: _Edit, columns: _Edit) -> Program:
     """The order of the edits; `padding` and `columns` as they are chosen."""
-    program = join_axes(with_units_joined(with_maps_joined(with_windows_separated(padding(program)))))
+    program = join_axes(with_wider_elements(with_maps_joined(with_windows_separated(padding(program)))))
     return columns(with_steps_in_order(with_written_places(with_parts_joined(program))))
 
 

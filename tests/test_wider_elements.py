@@ -9,7 +9,7 @@ import poly
 from poly.dtypes import numpy_dtype
 from poly.interp import run_program
 from poly.program import Program
-from poly.scheduling.joined_units import with_units_joined
+from poly.scheduling.wider_elements import with_wider_elements
 from poly.text import parse_program
 
 PARTS = """program parts
@@ -22,7 +22,7 @@ s1[i, j, k]: Z[i, j, k] = X[j, i, k] where 0 <= i <= 2 and 0 <= j <= 8 and 0 <= 
 
 
 def units(program: Program) -> dict[str, tuple[str, tuple[int, ...]]]:
-    return {t.name: (t.dtype, t.extents({})) for t in with_units_joined(program).tensors}
+    return {t.name: (t.dtype, t.extents({})) for t in with_wider_elements(program).tensors}
 
 
 @pytest.mark.parametrize(
@@ -64,12 +64,12 @@ def test_bytes_at_any_address(start: int) -> None:
 )  # fmt: skip
 def test_what_is_looked_at_or_moved_apart_stays(text: str) -> None:
     program = poly.parse(text, X=(2, 5, 2) if "k,k" in text else (6, 5, 2))
-    assert with_units_joined(program) is program
+    assert with_wider_elements(program) is program
 
 
 def test_other_lengths_and_free_sizes_stay() -> None:
     for extent in (1, 3, 4):
         program = poly.parse("Y[j,i,k] = X[i,j,k]", X=(6, 5, extent))
-        assert with_units_joined(program) is program
+        assert with_wider_elements(program) is program
     free = poly.parse("Y[j,i,k] = X[i,j,k]", X=("N", 5, 2))
-    assert with_units_joined(free) is free
+    assert with_wider_elements(free) is free

@@ -21,7 +21,7 @@ from poly.scheduling.joined_axes import is_plain, with_sizes
 _WIDER: Final = {2: "u16", 4: "u32", 8: "u64"}  # by bytes
 
 
-def with_units_joined(program: Program) -> Program:
+def with_wider_elements(program: Program) -> Program:
     """The program without the last axis of its tensors, where that makes an element of a machine; else itself."""
     literal = with_sizes(program) if is_plain(program) and all(map(_moves_only, program.statements)) else None
     if literal is None or any(t.role == "constant" or t.rank < 2 for t in literal.tensors):
