@@ -29,8 +29,12 @@ def _attended(b: FunctionText, query: str, key: str, value: str, shape: tuple[in
     return b.add(f"Reshape({together}, {b.ints(batch, steps, heads * depth)})", "output")
 
 
-def _masks(b: FunctionText, mask: tuple[str, Value] | None, bias: str, steps: int, total: int) -> list[str]:
-    """What is added to scores. `mask`: which of all steps count, or how many do, for each item; `bias`: a name."""
+def _masks(
+    b: FunctionText, mask: tuple[str, Value] | None, bias: str, steps: int, total: int, past: int
+) -> list[str]:
+    """What is added to scores. `mask`: which of all steps count, or how many do, for each item; `bias`: a name; `past`:
+    steps before the first query.
+    """
     found = [bias] if bias else []
     lowest, first = b.number("mask_filter_value"), b.inputs[0]
     if mask is not None:
@@ -42,12 +46,14 @@ def _masks(b: FunctionText, mask: tuple[str, Value] | None, bias: str, steps: in
         else:
             fits = value.shape in ((batch, total), (batch, steps, total))
             b.require(fits, f"a mask {list(value.shape)} for scores of {[batch, steps, total]} has no compiled form")
-            kept = b.add(f"Cast <to = 9> ({name})")
+            kept = b.add(f"Greater({name}, {b.add(f'CastLike({b.ints(0)}, {name})')})")
         kept = b.add(f"Unsqueeze({kept}, {b.ints(1) if value.rank == 3 else b.ints(1, 2)})")
         found.append(b.add(f"Where({kept}, {b.like(0.0, first)}, {b.like(lowest, first)})"))
-    if b.integer("unidirectional"):
-        filled = b.add(f"ConstantOfShape <value = float[1] {{{finite(lowest)}}}> ({b.ints(steps, total)})")
-        later = b.add(f"Trilu <upper = 1> ({filled}, {b.add(f'Constant <value_int = {total - steps + 1}> ()')})")
+    if b.integer("unidirectional"):  # whatever the value for a mask is
+        keys = total - past
+        b.require(steps == keys, f"unidirectional for {steps} queries and {keys} keys has no compiled form")
+        filled = b.add(f"ConstantOfShape <value = float[1] {{{finite(-np.inf)}}}> ({b.ints(steps, total)})")
+        later = b.add(f"Trilu <upper = 1> ({filled}, {b.add(f'Constant <value_int = {past + 1}> ()')})")
         found.append(b.add(f"CastLike({later}, {first})"))
     return found
 
@@ -68,16 +74,17 @@ def multi_head(b: FunctionText) -> None:
             names[k] = b.add(f"Add({names[k]}, {bias})")
         names[k] = _heads(b, names[k], value.shape, heads) if value.rank == 3 else names[k]
         start += width
-    total = sides[1].shape[1 if sides[1].rank == 3 else 2]
+    total, before = sides[1].shape[1 if sides[1].rank == 3 else 2], 0
     if (past := b.given(6)) is not None:
         pairs = zip(b.inputs[6:8], names[1:], strict=True)
-        names[1:] = [b.add(f"Concat <axis = 2> ({before}, {new})") for before, new in pairs]
-        total += past.shape[2]
+        names[1:] = [b.add(f"Concat <axis = 2> ({old}, {new})") for old, new in pairs]
+        before = past.shape[2]
+        total += before
     depth = sides[2].shape[2] // heads if sides[2].rank == 3 else sides[2].shape[3]
     shape = (query.shape[0], heads, query.shape[1], query.shape[2] // heads, depth)
     mask = None if (given := b.given(4)) is None else (b.inputs[4], given)
     bias = b.inputs[5] if b.given(5) is not None else ""
-    _attended(b, *names, shape=shape, masks=_masks(b, mask, bias, query.shape[1], total))
+    _attended(b, *names, shape=shape, masks=_masks(b, mask, bias, query.shape[1], total, before))
     for position, name in enumerate(names[1:], 1):
         if b.wants(position):
             b.add(f"Identity({name})", b.outputs[position])
@@ -105,7 +112,7 @@ def attention(b: FunctionText) -> None:
     shape = (x.shape[0], heads, steps, widths[0] // heads, widths[2] // heads)
     mask = None if (given := b.given(3)) is None else (b.inputs[3], given)
     bias = b.inputs[5] if b.given(5) is not None else ""
-    _attended(b, *names, shape=shape, masks=_masks(b, mask, bias, steps, total))
+    _attended(b, *names, shape=shape, masks=_masks(b, mask, bias, steps, total, total - steps))
     if b.wants(1):
         both = ", ".join(b.add(f"Unsqueeze({name}, {b.ints(0)})") for name in names[1:])
         b.add(f"Concat <axis = 0> ({both})", b.outputs[1])
