@@ -26,6 +26,7 @@ from poly.frontend.onnx_control import body_name, run_control
 from poly.frontend.onnx_extents import advice
 from poly.frontend.onnx_reference import Evaluator, by_numpy, evaluator_of
 from poly.frontend.onnx_stages import Stage, StagedModel
+from poly.given_arrays import overlap, target_of
 from poly.graph import Graph
 from poly.locks import Lock
 
@@ -248,14 +249,18 @@ class ModelEngine(RunByName):
 
     def _copied(self, results: Mapping[str, object], out: Mapping[str, Array]) -> Mapping[str, Array]:
         """The arrays of `out`, with the results in them. Raises `RunError`."""
-        where = self.model.model.graph.name
+        where, known = self.model.model.graph.name, list[tuple[Array, Array]]()
         for name, array in out.items():
             if name not in results:
                 raise RunError(f"no output {name!r}", where=where, hint=f"outputs: {', '.join(self.outputs)}")
             result = results[name]
-            if not isinstance(result, np.ndarray) or (array.shape, array.dtype) != (result.shape, result.dtype):
-                is_now = f"{result.dtype}{list(result.shape)}" if isinstance(result, np.ndarray) else "no array"
-                raise RunError(f"out for {name!r}: the output is {is_now}", where=where)
+            if not isinstance(result, np.ndarray):
+                raise RunError(f"out for {name!r}: the output is no array", where=where)
+            target_of(repr(name), array, result.shape, result.dtype, where)
+            if any(overlap(array, other) for other, _ in known):
+                raise RunError(f"out for {name!r} overlaps another output", where=where)
+            known.append((array, result))
+        for array, result in known:
             array[...] = result
         return out
 

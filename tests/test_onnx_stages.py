@@ -341,3 +341,21 @@ def test_sizes_without_a_name_are_told_nothing() -> None:
         warnings.simplefilter("error")
         for past in range(1, 8):
             engine.run(cache_inputs(past))
+
+
+def test_arrays_that_outputs_are_copied_to_are_checked_before_any_is_written() -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Neg", ["x"], ["z"])]
+    model, arrays = chain_model(nodes, {"x": f32(4, 8)}, ["y", "z"])
+    engine, whole, fixed = engine_of(model), np.full((6, 8), 7, np.float32), np.zeros((4, 8), np.float32)
+    fixed.flags.writeable = False
+    wrong: list[tuple[dict[str, object], str]] = [
+        ({"y": whole[:4], "z": whole[2:]}, "out for 'z' overlaps another output"),
+        ({"y": whole[:4], "z": fixed}, "out for 'z' is not writable"),
+        ({"y": whole[:4], "z": None}, "out for 'z' is NoneType, expected float32"),
+        ({"y": whole[:4], "z": whole[:3]}, r"out for 'z' has shape \[3, 8\], expected \[4, 8\]"),
+    ]
+    for out, told in wrong:
+        with pytest.raises(RunError, match=told):
+            engine.run(arrays, out=out)  # type: ignore[arg-type]
+        assert (whole == 7).all()
+    np.testing.assert_array_equal(engine.run(arrays, out={"z": whole[2:]})["z"], -arrays["x"])
