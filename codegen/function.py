@@ -153,7 +153,7 @@ class _Context:
             signature = f"define internal i64 @{name}.{kind}({', '.join(slots)}, {passed(phase)}) nounwind"
             return "\n".join([f"{signature} {{", "entry:", *head, *lines, "  ret i64 0", "}", ""])
 
-        if state.has_tiles:
+        if state.tiles.told:
             writer.declare("void @llvm.x86.tilerelease()")
             writer.emit("call void @llvm.x86.tilerelease()")
         plain = text("body", [state.unaligned.get(line, line) for line in writer.lines])
@@ -172,7 +172,7 @@ class _Context:
         bases = {t.name: f"%t{i}" for i, t in enumerate(self.outside)}
         registers = Registers(ops)
         state = State(writer, ops, indices, registers, self.all, bases, self.registers, self.statements, self.target)
-        state.tile_spaces, state.sizes = self.tiles, dict(self.tree.sizes)
+        state.tiles.spaces, state.sizes = self.tiles, dict(self.tree.sizes)
         for i, parameter in enumerate(self.tree.parameters):
             indices.values[parameter] = indices.of_value(f"%n{i}", None)
             writer.depth_of[f"%n{i}"] = 0

@@ -8,7 +8,8 @@ Architecture Instruction Set Extensions, "Advanced Matrix Extensions".)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 
@@ -79,16 +80,27 @@ def _tiles(tensor: Tensor, sizes: Mapping[str, int]) -> tuple[tuple[int, int], i
 
 def begin_buffer(s: State, tensor: Tensor) -> int:
     """Give a buffer its tiles; the number of those that were taken before."""
-    before = s.tiles_taken
-    if not s.shapes and not s.writer.probing:
+    before = s.tiles.taken
+    if not s.tiles.shapes and not s.writer.probing:
         hint = "buffers of other shapes in loops of their own"
         raise UnsupportedError("tiles have several shapes", where=f"buffer {tensor.name}", hint=hint)
-    s.tiles[tensor.name] = before
-    s.tiles_taken += _tiles(tensor, s.sizes)[1]
-    if s.tiles_taken > MATRIX_TILES:
-        text = f"{s.tiles_taken} tiles are in use, a core has {MATRIX_TILES}"
+    s.tiles.first[tensor.name] = before
+    s.tiles.taken += _tiles(tensor, s.sizes)[1]
+    if s.tiles.taken > MATRIX_TILES:
+        text = f"{s.tiles.taken} tiles are in use, a core has {MATRIX_TILES}"
         raise UnsupportedError(text, where=f"buffer {tensor.name}")
     return before
+
+
+@contextmanager
+def told_shapes(s: State, nodes: Sequence[Node]) -> Generator[bool]:
+    """The tiles of some nodes have their shapes inside, if these are the same in all; gives whether they are."""
+    shapes = () if s.tiles.shapes or s.writer.probing else shapes_of(nodes, s.tiles.spaces, s.sizes)
+    if shapes:
+        configure(s, shapes)
+    yield shapes is not None
+    if shapes:
+        s.tiles.shapes = ()
 
 
 def configure(s: State, shapes: Shapes) -> None:
@@ -99,7 +111,7 @@ def configure(s: State, shapes: Shapes) -> None:
     data += [0] * (48 - len(data))
     data += [rows for rows, _ in shapes]
     data += [0] * (64 - len(data))
-    s.shapes, s.has_tiles = shapes, True
+    s.tiles.shapes, s.tiles.told = shapes, True
     s.writer.declare("void @llvm.x86.ldtilecfg(ptr)")
     s.writer.emit(f"call void @llvm.x86.ldtilecfg(ptr {s.writer.bytes_constant(data)})")
 
@@ -132,7 +144,7 @@ def command(s: State, node: For) -> bool:
 
 def require_no_tiles(s: State, node: Compute) -> None:
     """Raises `UnsupportedError` where a statement that is in no command touches a tile."""
-    tiles = [a.tensor for a in (node.write, *node.reads) if s.tile_spaces and s.in_tiles(a.tensor)]
+    tiles = [a.tensor for a in (node.write, *node.reads) if s.tiles.spaces and s.in_tiles(a.tensor)]
     if tiles:
         raise UnsupportedError(f"{tiles[0]} is in tiles", where=f"statement {node.statement}", hint=_HINT)
 
@@ -214,7 +226,7 @@ def _tile(s: State, block: Block, trips: Sequence[int], along: tuple[int, int]) 
     if not whole or tuple(strides) != block.strides or row % high or column % wide:
         raise UnsupportedError(f"what is touched of {block.tensor.name} is no tile of it", hint=_HINT)
     down, across = rows // high, columns // wide
-    return s.tiles[block.tensor.name] + (plane * down + row // high) * across + column // wide
+    return s.tiles.first[block.tensor.name] + (plane * down + row // high) * across + column // wide
 
 
 def _call(s: State, name: str, given: str) -> None:

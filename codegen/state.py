@@ -52,6 +52,19 @@ class Plan:
 
 
 @dataclass
+class Tiles:
+    """The tiles of a matrix unit. `spaces`: memories of such; `first`: of buffers there, the first tile of each;
+    `taken`: tiles of all; `shapes`: those that the unit has been told, () none; `told`: whether it ever was.
+    """
+
+    spaces: frozenset[str] = frozenset()
+    first: dict[str, int] = field(default_factory=dict[str, int])
+    taken: int = 0
+    shapes: tuple[tuple[int, int], ...] = ()
+    told: bool = False
+
+
+@dataclass
 class State:
     """What an emitter of one function carries along.
 
@@ -61,8 +74,7 @@ class State:
     `ahead`: of such loops, along which loop and how far they ask for what they touch.
     `written`: tensors that the loop around writes, with all in it; None outside of loops. `plans`: by the identity
     of an access; `located`: where the accesses of the current statement are. `index_vectors`: indices loaded from
-    memory, all lanes. `tiles`: of buffers in memories of a matrix unit (`tile_spaces`), the first tile of each;
-    `tiles_taken`: of all; `shapes`: those that the unit has been told, () none; `has_tiles`: whether it was told any.
+    memory, all lanes. `sizes`: of the tree, those that are known.
     """
 
     writer: Writer
@@ -84,18 +96,14 @@ class State:
     plans: dict[int, Plan] = field(default_factory=dict[int, Plan])
     located: dict[int, Address | None] = field(default_factory=dict[int, "Address | None"])
     index_vectors: dict[str, Value] = field(default_factory=dict[str, Value])
-    tile_spaces: frozenset[str] = frozenset()
     sizes: dict[str, int] = field(default_factory=dict[str, int])
-    tiles: dict[str, int] = field(default_factory=dict[str, int])
-    tiles_taken: int = 0
-    shapes: tuple[tuple[int, int], ...] = ()
-    has_tiles: bool = False
+    tiles: Tiles = field(default_factory=Tiles)
 
     def in_registers(self, tensor: str) -> bool:
         return self.tensors[tensor].space in self.register_spaces
 
     def in_tiles(self, tensor: str) -> bool:
-        return self.tensors[tensor].space in self.tile_spaces
+        return self.tensors[tensor].space in self.tiles.spaces
 
     @contextmanager
     def at_statement(self, name: str) -> Generator[None]:

@@ -225,14 +225,14 @@ class Writer:
 
     def constant(self, element: str, lanes: int, text: str) -> str:
         """A read-only global filled with one value; gives its name."""
-        key = f"[{max(lanes, 1)} x {element}] {text}"
-        if key not in self.globals:
-            self.globals[key] = f"{self.globals_prefix}{len(self.globals)}"
-        return self.globals[key]
+        return self._global(element, [text] * max(lanes, 1))
 
     def bytes_constant(self, data: Sequence[int]) -> str:
         """A read-only global of some bytes; gives its name."""
-        key = f"[{len(data)} x i8] {', '.join(f'i8 {v}' for v in data)}"
+        return self._global("i8", [*map(str, data)])
+
+    def _global(self, element: str, items: Sequence[str]) -> str:
+        key = f"[{len(items)} x {element}] [{', '.join([f'{element} {item}' for item in items])}]"
         if key not in self.globals:
             self.globals[key] = f"{self.globals_prefix}{len(self.globals)}"
         return self.globals[key]
@@ -257,10 +257,4 @@ class Writer:
 
     def globals_text(self) -> list[str]:
         """The read-only globals of the module."""
-        lines: list[str] = []
-        for key, name in self.globals.items():
-            kind, text = key.split("] ", 1)
-            count, element = kind[1:].split(" x ")
-            items = text if ", " in text else ", ".join([f"{element} {text}"] * int(count))
-            lines.append(f"{name} = private unnamed_addr constant [{count} x {element}] [{items}], align 64")
-        return lines
+        return [f"{name} = private unnamed_addr constant {text}, align 64" for text, name in self.globals.items()]

@@ -15,7 +15,7 @@ from poly.affine import Constraint, var
 from poly.codegen.addresses import Linear
 from poly.codegen.asks import ask_for
 from poly.codegen.loop_ends import Ends, ends_of
-from poly.codegen.matrix import begin_buffer, command, configure, require_no_tiles, shapes_of
+from poly.codegen.matrix import begin_buffer, command, require_no_tiles, told_shapes
 from poly.codegen.predicates import both, predicate, prefix_mask
 from poly.codegen.registers import Entry, Place
 from poly.codegen.state import Lanes, State, first_lanes
@@ -48,18 +48,16 @@ class Walker:
         self.probed: dict[object, frozenset[Place]] = {}
 
     def nodes(self, nodes: Sequence[Node]) -> None:
-        s = self.s
-        told = s.shapes or s.writer.probing or not s.tile_spaces
-        shapes = () if told else shapes_of(nodes, s.tile_spaces, s.sizes)
-        if shapes:
-            configure(s, shapes)
-        for node in nodes:
-            if shapes is None and len(nodes) > 1:  # no shapes for all, but for some each
-                self.nodes((node,))
-            else:
+        if not self.s.tiles.spaces:
+            for node in nodes:
                 self.node(node)
-        if shapes:
-            s.shapes = ()
+            return
+        with told_shapes(self.s, nodes) as alike:
+            for node in nodes:
+                if alike or len(nodes) == 1:
+                    self.node(node)
+                else:
+                    self.nodes((node,))
 
     def node(self, node: Node) -> None:
         match node:
@@ -98,7 +96,7 @@ class Walker:
     def loop(self, node: For) -> None:
         if node.kind == "parallel" and any(isinstance(n, Sync) for n in walk(node.body)):
             raise UnsupportedError(f"threads meet inside parallel loop {node.variable}", hint="move the sync out of it")
-        if node.kind == "unit" and self.s.tile_spaces and command(self.s, node):
+        if node.kind == "unit" and self.s.tiles.spaces and command(self.s, node):
             return
         ends = self.fixed.get(id(node)) or self._ends(node)
         if ends.trips == 0:
@@ -314,7 +312,7 @@ class Walker:
             s.indices.set_strides(tensor.name, tensor.storage_shape)
             before = begin_buffer(s, tensor)
             self.nodes(node.body)
-            s.tiles_taken = before
+            s.tiles.taken = before
             return
         s.bases[tensor.name] = self.allocate(node)
         s.indices.set_strides(tensor.name, tensor.storage_shape)
