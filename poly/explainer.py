@@ -78,6 +78,7 @@ class KernelExplanation(Explanation):
             *((("threads", self._threads),) if self.threads > 1 else ()),
             *((("plainer", f"the policy's first schedule had no code: {self.refused}"),) if self.refused else ()),
             ("vectors", f"{self.vector_bits} bits, {self.machine.lanes(4)} lanes of 4 bytes"),
+            *((("matrix unit", self._on_tiles),) if self._on_tiles else ()),
             *((("one by one", self._one_by_one),) if self.one_by_one else ()),
             ("code", f"{self.instructions} instructions, emitted and compiled in {seconds_text(self.seconds)}"),
             ("operations", count_text(p.operations)),
@@ -86,6 +87,12 @@ class KernelExplanation(Explanation):
         )
         name = self.schedule.schedule.source.name
         return Document(f"kernel {name}", facts, (table("predicted traffic", heads, rows), self.schedule.document))
+
+    @property
+    def _on_tiles(self) -> str:
+        """The tensors that lie in the tiles of the matrix unit while it adds up; "" where none does."""
+        found = dict.fromkeys(b.origin for b in self.schedule.buffers if b.space in self.machine.tile_spaces)
+        return f"unit loops on tiles of {', '.join(found)}" if found else ""
 
     @property
     def _one_by_one(self) -> str:

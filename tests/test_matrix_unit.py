@@ -181,6 +181,12 @@ def test_large_products_are_the_units() -> None:
 
 
 @here_only
+def test_an_explanation_says_what_lies_in_tiles() -> None:
+    rows = str(poly.explain(poly.compile(product(128, 128, 64)))), str(poly.explain(poly.compile(product(8, 64, 64))))
+    assert "unit loops on tiles of C, A, B" in rows[0] and "matrix unit" not in rows[1]
+
+
+@here_only
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("spec", ["ij,jk->ik", "ij,kj->ik", "ji,jk->ik", "bij,bjk->bik", "ij,jk->ki"])
 def test_products_of_bytes(spec: str, threads: int) -> None:
