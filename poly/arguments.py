@@ -227,7 +227,9 @@ BY_NAME: Final = "run({name: array}, out=None): all outputs by name; out={name: 
 
 
 class RunByName:
-    """Base of engines: `run` takes arrays by name, and a call as of a kernel says so. `inputs`: their names."""
+    """Base of engines: `run` takes arrays by name; a call as of a kernel says so, and what copies does. `inputs`: their
+    names.
+    """
 
     if not TYPE_CHECKING:  # type checkers say by themselves that an engine is not called
 
@@ -235,6 +237,11 @@ class RunByName:
             hint = f"run({{{', '.join(f'{name!r}: ...' for name in self.inputs)}}})"
             where = type(self).__name__
             raise ArgumentTypeError("an engine is run with arrays by name, not called", where=where, hint=hint)
+
+    def __reduce__(self) -> NoReturn:
+        hint = "pickle its graph or model, and compile that again where it is read: the cache on disk has its code"
+        raise ArgumentTypeError("an engine is code in this process, which is not pickled or copied",
+                                where=type(self).__name__, hint=hint)  # fmt: skip
 
 
 def fits(annotation: str, classes: Sequence[str] = ()) -> Fits:

@@ -418,6 +418,18 @@ def test_a_kernel_is_not_pickled() -> None:
     np.testing.assert_array_equal(again(np.ones(4, "f4")), kernel(np.ones(4, "f4")))
 
 
+@pytest.mark.parametrize("tried", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_engines_are_not_pickled(tried: Any) -> None:
+    engines = (
+        poly.compile(poly.from_onnx(relu_model(), {"N": 1})), poly.compile(relu_model()),
+        poly.compile(poly.from_onnx(relu_model(), ranges={"N": (1, 4)})),
+    )  # fmt: skip
+    for engine in engines:
+        with pytest.raises(TypeError, match="Engine: .*not pickled(?s:.*)compile that again") as refused:
+            tried(engine)
+        assert isinstance(refused.value, PolyError)
+
+
 @pytest.mark.parametrize(
     "name,dtype,hint", [("x", "i4", "'i32'"), ("A", "f31", "one of")]
 )
