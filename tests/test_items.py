@@ -226,5 +226,5 @@ def test_a_sized_graph_is_copied_and_pickled() -> None:
         assert str(again) == str(graph)
         engine = poly.compile(again)
         np.testing.assert_array_equal(engine.run({"x": x})["y"], want)
-        with pytest.raises(TypeError, match="a kernel is code in this process"):
+        with pytest.raises(TypeError, match="an engine is code in this process"):
             pickle.dumps(engine)
