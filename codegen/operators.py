@@ -18,10 +18,11 @@ from poly.codegen import division, instructions
 from poly.codegen.values import COMPARE, NARROW, Value, Vectors
 from poly.dtypes import is_float, is_integer, size_bytes
 from poly.errors import UnsupportedError
-from poly.expr import BITS
+from poly.expr import BITS, DOT_BF16, DOTS
 
 _ARITHMETIC: Final = frozenset({"add", "sub", "mul"})
 _LANEWISE: Final = _ARITHMETIC | {"max", "min"}
+_LOGIC: Final = frozenset({"and", "or", "not"})
 _BITWISE: Final = frozenset({"bit_and", "bit_or", "bit_xor", "shift_left", "shift_right"})
 _CHOOSING: Final = frozenset({"max", "min", "abs", "neg"})  # their results are operands but for the sign
 _HALVES: Final = _ARITHMETIC | _CHOOSING | frozenset(COMPARE) | {"div", "sqrt", "floor", "ceil", "round"}
@@ -81,15 +82,11 @@ class Ops(Vectors):
             return self._bitwise(name, *operands)
         if name in _ROUND and is_float(a.dtype):
             return self.call(_ROUND[name], a)
+        if name in DOTS:
+            return self._dot(name, *operands)
+        if name in _LOGIC:
+            return self._logic(name, [self.truth(o) for o in operands])
         match name:
-            case "dot2" | "dot4":
-                return instructions.dot(self, name, operands[0], operands[1], self.const("i32", 0, a.lanes))
-            case "dot2_bf16":
-                return instructions.dot_of_bf16(self, operands[0], operands[1])
-            case "and" | "or":
-                return self.op(name, *(self.truth(o) for o in operands), dtype="bool")
-            case "not":
-                return self.op("xor", self.truth(a), self.const("bool", True, a.lanes), dtype="bool")
             case "div" if is_float(a.dtype):
                 return self.op("fdiv", *operands)
             case "trunc_div" if is_integer(a.dtype):
@@ -114,6 +111,16 @@ class Ops(Vectors):
                 return vector_math.function(self, name, operands)
             case _:
                 raise UnsupportedError(f"{name} of {a.dtype}", hint="convert the operand with a cast")
+
+    def _dot(self, name: str, a: Value, b: Value) -> Value:
+        if name == DOT_BF16:
+            return instructions.dot_of_bf16(self, a, b)
+        return instructions.dot(self, name, a, b, self.const("i32", 0, a.lanes))
+
+    def _logic(self, name: str, truths: Sequence[Value]) -> Value:
+        if name == "not":
+            return self.op("xor", *truths, self.const("bool", True, truths[0].lanes), dtype="bool")
+        return self.op(name, *truths, dtype="bool")
 
     def _arithmetic(self, name: str, a: Value, b: Value) -> Value:
         if is_float(a.dtype):

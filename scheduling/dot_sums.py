@@ -18,7 +18,7 @@ from typing import Final
 import islpy as isl
 import numpy as np
 
-from poly.affine import Affine, Constraint, var
+from poly.affine import Affine, var
 from poly.dtypes import numpy_dtype
 from poly.expr import COMBINERS, DOTS, Apply, Cast, Const, Expr, Read, apply, evaluate, reads_of, with_reads_at
 from poly.program import Access, Program, Statement, Tensor, box_domain, unused_name
@@ -28,6 +28,7 @@ from poly.scheduling.sums import (
     Factor,
     factors_of,
     in_order,
+    parts_of,
     ranges_of,
     start_of,
     touched_by,
@@ -197,13 +198,9 @@ class _Work:
         extents[axis] = -(-steps // count)
         touched[axis] = (0, extents[axis])
         others = [k for k in reads_of(side.body) if k != side.factor.main]
-        reads: list[Access] = []
+        reads = parts_of(source.name, point, axis, steps, extents[axis], count)
         parts: list[Expr] = []
         for part in range(count):
-            place = var(point[axis]) * count + part
-            index = tuple(place if k == axis else var(i) for k, i in enumerate(point))
-            inside = (Constraint(Affine((), steps - 1) - place),) if steps % count else ()
-            reads.append(Access(source.name, index, inside, Const(0) if inside else None))
             places = {side.factor.main: part} | {k: count + n for n, k in enumerate(others)}
             parts.append(with_reads_at(side.body, places))
         reads += [s.reads[k] for k in others]

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Final
 
-from poly.affine import Affine, Constraint, var
-from poly.expr import DOT_BF16, DOTS, Apply, Cast, Const, Read, apply
+from poly.affine import Affine, var
+from poly.expr import DOT_BF16, DOTS, Apply, Cast, Const, Expr, Read, apply
 from poly.machine import MATRIX_TILE
 from poly.program import Access, Program, Statement, Tensor, box_domain, unused_name
 from poly.scheduling.cpu_facts import bare_axes
-from poly.scheduling.sums import alone, in_order, ranges_of, start_of, with_statements
+from poly.scheduling.sums import alone, in_order, parts_of, ranges_of, start_of, with_statements
 
 # Of a product on the unit: rows, columns, steps and products of elements at least. Smaller ones are sooner done with
 # widened operands.
@@ -122,31 +122,30 @@ def _packed(program: Program, source: Tensor, name: str, axis: int) -> tuple[Ten
     extents = list(source.extents(program.binding))
     steps = extents[axis]
     extents[axis] = _length(steps)
-    point = tuple(f"i{k}" for k in range(source.rank))
-    reads: list[Access] = []
-    for part in range(_PAIR):
-        place = var(point[axis]) * _PAIR + part
-        inside = (Constraint(Affine((), steps - 1) - place),) if steps < _PAIR * extents[axis] else ()
-        index = tuple(place if k == axis else var(i) for k, i in enumerate(point))
-        reads.append(Access(source.name, index, inside, Const(0) if inside else None))
+    reads = parts_of(source.name, _point(source), axis, steps, extents[axis], _PAIR)
     bits = [apply("bits", Cast("f32", Read(k))) for k in range(_PAIR)]  # the upper half of what they hold
     low = apply("bit_and", apply("shift_right", bits[0], Const(16, "i32")), Const((1 << 16) - 1, "i32"))
-    label = f"{name}_made"
-    domain = box_domain(label, [(i, 0, e) for i, e in zip(point, extents, strict=True)])
-    domain = domain.align_params(program.context.get_space())
-    target = Access(name, tuple(map(var, point)))
-    made = Statement(label, point, domain, target, tuple(reads), apply("bit_or", low, bits[1]))
-    return Tensor(name, tuple(Affine((), e) for e in extents), "i32"), made
+    return _made(program, name, extents, reads, apply("bit_or", low, bits[1]))
 
 
 def _turned(program: Program, source: Tensor, name: str, order: Sequence[int]) -> tuple[Tensor, Statement]:
     """A tensor with its axes in another order, and the statement that makes it."""
-    point = tuple(f"i{k}" for k in range(source.rank))
-    extents = [int(source.shape[d].constant) for d in order]
-    label = f"{name}_made"
+    point, extents = _point(source), source.extents(program.binding)
+    index = tuple(var(point[order.index(d)]) for d in range(source.rank))
+    return _made(program, name, [extents[d] for d in order], [Access(source.name, index)], Read(0))
+
+
+def _point(tensor: Tensor) -> tuple[str, ...]:
+    """The loops over all elements of a tensor."""
+    return tuple(f"i{k}" for k in range(tensor.rank))
+
+
+def _made(
+    program: Program, name: str, extents: Sequence[int], reads: Sequence[Access], body: Expr
+) -> tuple[Tensor, Statement]:
+    """A tensor of i32, and the statement that writes all of it."""
+    tensor, label = Tensor(name, tuple(Affine((), e) for e in extents), "i32"), f"{name}_made"
+    point = _point(tensor)
     domain = box_domain(label, [(i, 0, e) for i, e in zip(point, extents, strict=True)])
     domain = domain.align_params(program.context.get_space())
-    index = tuple(var(point[order.index(d)]) for d in range(source.rank))
-    target = Access(name, tuple(map(var, point)))
-    made = Statement(label, point, domain, target, (Access(source.name, index),), Read(0))
-    return Tensor(name, tuple(Affine((), e) for e in extents), "i32"), made
+    return tensor, Statement(label, point, domain, Access(name, tuple(map(var, point))), tuple(reads), body)

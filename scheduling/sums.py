@@ -1,4 +1,4 @@
-"""What edits of sums of narrow numbers share: what a sum is, where it starts, and programs with more statements."""
+"""What edits of sums of narrow numbers share: what a sum is, where it starts, packed steps, more statements."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Final
 
 import numpy as np
 
-from poly.affine import Affine, Var
+from poly.affine import Affine, Constraint, Var, var
 from poly.dtypes import numpy_dtype
 from poly.expr import Apply, Cast, Const, Expr, Read, reads_of
-from poly.program import Program, Statement, Tensor, box_domain
+from poly.program import Access, Program, Statement, Tensor, box_domain
 from poly.scheduling.groups import tensors_read, tensors_written
 from poly.sets import fix_sizes, interval
 
@@ -37,6 +37,19 @@ def factors_of(s: Statement, program: Program) -> tuple[Factor, Factor] | None:
             return None
     a, b = found
     return (a, b) if a is not None and b is not None and a.main != b.main and alone(s, program) else None
+
+
+def parts_of(source: str, point: Sequence[str], axis: int, steps: int, places: int, count: int) -> list[Access]:
+    """The reads of `count` elements side by side along an axis, of so many steps, that one of so many places holds, a
+    point of a box; 0 behind the last step.
+    """
+    reads: list[Access] = []
+    for part in range(count):
+        place = var(point[axis]) * count + part
+        index = tuple(place if k == axis else var(i) for k, i in enumerate(point))
+        inside = (Constraint(Affine((), steps - 1) - place),) if steps < count * places else ()
+        reads.append(Access(source, index, inside, Const(0) if inside else None))
+    return reads
 
 
 def alone(s: Statement, program: Program) -> bool:
