@@ -154,7 +154,7 @@ class Shelf:
         if not content:
             return None
         made = Prepared(Schedule(nest.program), *pickle.loads(content))
-        compute = constant_kernel(made, self.machine)
+        compute = constant_kernel(made, self.machine, THREADS)
         program = nest.program
         return Kernel(
             made.split.after, self.machine, program.inputs, program.outputs, dict(constants), THREADS,

@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 
+from poly.codegen.buffers import copy_bytes
 from poly.codegen.call import Expected
 from poly.document import counted
 from poly.dtypes import Array, numpy_dtype
@@ -64,6 +65,15 @@ def constant_memory(tensor: Tensor, array: object, sizes: Mapping[str, int]) -> 
     np.copyto(copy, kept)
     copy.flags.writeable = False
     return copy
+
+
+def copies_of(tensor: Tensor, array: Array, sizes: Mapping[str, int], threads: int) -> Array:
+    """A constant's memory once for each of some threads, as the code for a tree that has it `per_thread` reads it."""
+    size = copy_bytes(tensor, sizes)
+    memory = aligned_zeros((threads, size // array.itemsize), array.dtype)
+    memory[:, : array.size] = array.reshape(-1)
+    memory.flags.writeable = False
+    return memory
 
 
 def unsolved(tensors: Sequence[Tensor], known: Mapping[str, int], sizes: Sequence[str]) -> list[str]:

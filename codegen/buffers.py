@@ -15,6 +15,7 @@ from poly.dtypes import size_bytes
 from poly.loops import Alloc, For, If, Node, walk
 from poly.pointers import ALIGN
 from poly.program import Tensor
+from poly.scheduling.cpu_core import PAGE
 
 STACK_LIMIT = 16 * 1024  # bytes of one buffer that may lie on the stack
 STACK_BUDGET = 64 * 1024  # bytes of all buffers of a function on the stack
@@ -22,6 +23,11 @@ STACK_BUDGET = 64 * 1024  # bytes of all buffers of a function on the stack
 
 def bytes_of(tensor: Tensor, sizes: Mapping[str, int]) -> int:
     return -(-tensor.nbytes(sizes) // ALIGN) * ALIGN
+
+
+def copy_bytes(tensor: Tensor, sizes: Mapping[str, int]) -> int:
+    """Bytes from one thread's copy of a constant to the next one's: no two are in one page."""
+    return -(-tensor.nbytes(sizes) // PAGE) * PAGE
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from poly.codegen.addresses import Indices
-from poly.codegen.buffers import Buffers, Placed, bytes_of, memory_map
+from poly.codegen.buffers import Buffers, Placed, bytes_of, copy_bytes, memory_map
 from poly.codegen.operators import Ops
 from poly.codegen.phases import Phase, Step, entry_text, loop_values, meetings, passed, phases_of, steps_of
 from poly.codegen.registers import Registers
@@ -41,6 +41,7 @@ class Module:
     phases are shared out.
     `args` points to 8-byte slots: a pointer for each tensor of `tensors`, each free size of `parameters`, then three
     for buffers: shared memory, private memory, and bytes of private memory for each part (all aligned to 64).
+    What the tree has once for each thread lies there so, one after the other (`poly.codegen.arguments.copies_of`).
     Tensors must not overlap. The result is 0, or a status (see `poly.codegen.status`).
     """
 
@@ -169,7 +170,7 @@ class _Context:
         """One phase in the writer; gives what it was emitted with, and what stands before the writer's lines."""
         indices = Indices(writer, dict(self.tree.sizes), self.target.many_registers)
         ops = Ops(writer, self.target)
-        bases = {t.name: f"%t{i}" for i, t in enumerate(self.outside)}
+        bases = {t.name: self._base(writer, i, t) for i, t in enumerate(self.outside)}
         registers = Registers(ops)
         state = State(writer, ops, indices, registers, self.all, bases, self.registers, self.statements, self.target)
         state.tiles.spaces, state.sizes = self.tiles, dict(self.tree.sizes)
@@ -189,6 +190,13 @@ class _Context:
         buffers.place()
         walker.nodes(phase.nodes)
         return state, [*buffers.prologue, *writer.regions[0].head]
+
+    def _base(self, writer: Writer, position: int, tensor: Tensor) -> str:
+        """The pointer of a tensor that is an argument: of what each thread has for itself, this part's."""
+        if tensor.name not in self.tree.per_thread:
+            return f"%t{position}"
+        offset = writer.pure(f"mul i64 %part, {copy_bytes(tensor, dict(self.tree.sizes))}")
+        return writer.pure(f"getelementptr i8, ptr %t{position}, i64 {offset}", offset)
 
     def _strides(self, indices: Indices, tensor: Tensor) -> None:
         known = set(indices.values)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from poly.arguments import in_order, named_sizes
 from poly.codegen.arguments import (
     constant_memory,
+    copies_of,
     expected_arrays,
     infer_sizes,
     plain,
@@ -78,9 +79,10 @@ class Kernel(NativeCall):
     outputs) to write to, apart from the inputs; where it is not C-contiguous, through a copy. An inout tensor is an
     input and an output: the caller's array is only modified where it is passed as `out`; the only one, if named `out`,
     is both then.
-    `stored`: constants that are in memory as their layouts say. Calls may run at the same time: one of them has the
-    worker threads, the others run alone, with the same results. Code for a machine that this one is not can be looked
-    at, and not called. Raises `RunError`; an argument missing or too many is a `TypeError`, too; `MachineError`.
+    `stored`: constants that are in memory as their layouts say, as often as the code reads them. Calls may run at the
+    same time: one of them has the worker threads, the others run alone, with the same results. Code for a machine that
+    this one is not can be looked at, and not called. Raises `RunError`; an argument missing or too many is a
+    `TypeError`, too; `MachineError`.
     """
 
     def __init__(
@@ -135,6 +137,8 @@ class Kernel(NativeCall):
         """The constants that the code uses, as their layouts say. Raises `RunError` where a tensor has no array."""
         used = {t.name: t for t in self._tensors}
         found = {n: constant_memory(used[n], a, self._sizes) for n, a in given.items() if n in used}
+        for n in found.keys() & {*self.loops.per_thread}:
+            found[n] = copies_of(used[n], found[n], self._sizes, self.threads)
         found |= {n: a for n, a in stored.items() if n in used}
         there = {t.name for t in (*self.inputs, *self.outputs)} | found.keys()
         for t in self._tensors:

@@ -304,7 +304,7 @@ def _kernel(
 ) -> Kernel:
     from poly.codegen.kernel import Code, Kernel, Origin
 
-    compute = constant_kernel(made, machine)
+    compute = constant_kernel(made, machine, threads)
     computed = compute(constants) if compute is not None else {}
     return Kernel(
         made.split.after, machine, program.inputs, program.outputs, constants, threads, stored=computed,
@@ -312,8 +312,13 @@ def _kernel(
     )  # fmt: skip
 
 
-def constant_kernel(made: Prepared, machine: Machine) -> Callable[[Mapping[str, Array]], dict[str, Array]] | None:
-    """The function from constants to those computed of them, in memory as their layouts say; zero where none lies."""
+def constant_kernel(
+    made: Prepared, machine: Machine, threads: int
+) -> Callable[[Mapping[str, Array]], dict[str, Array]] | None:
+    """The function from constants to those computed of them, in memory as their layouts say; zero where none lies.
+    What each thread has for itself is there for so many `threads`.
+    """
+    from poly.codegen.arguments import copies_of
     from poly.codegen.here import absent_here
     from poly.codegen.host import host_machine
     from poly.codegen.kernel import Code, Kernel
@@ -334,6 +339,9 @@ def constant_kernel(made: Prepared, machine: Machine) -> Callable[[Mapping[str, 
         results = {t.name: aligned_zeros(t.storage_extents(sizes), numpy_dtype(t.dtype)) for t in outputs}
         given = [np.require(constants[t.name], numpy_dtype(t.dtype), ["C", "A"]) for t in inputs]
         kernel.run_into(given, [*results.values()])
+        for t in split.computed:
+            if t.name in split.after.per_thread:
+                results[t.name] = copies_of(t, results[t.name], sizes, threads)
         return results
 
     return compute
@@ -392,7 +400,7 @@ def _cpu_unit(threads: int, program: Program, machine: Machine) -> Unit:
     start = perf_counter()
     made = prepare(program, machine, threads)
     loops = made.split.after
-    compute = constant_kernel(made, machine)
+    compute = constant_kernel(made, machine, threads)
     computed = tuple(t.name for t in made.split.computed)
     constants = tuple(t for t in loops.tensors if t.role == "constant")
     inputs = (*program.inputs, *constants)

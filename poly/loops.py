@@ -113,13 +113,17 @@ Node = Compute | External | For | If | Alloc | Sync
 
 @dataclass(frozen=True)
 class LoopTree:
-    """The loops of one program (or one fusion group). `parameters` stay free and become entry arguments."""
+    """The loops of one program (or one fusion group). `parameters` stay free and become entry arguments.
+
+    `per_thread`: constants that lie in memory once for each thread, which reads its own.
+    """
 
     name: str
     tensors: tuple[Tensor, ...]
     body: tuple[Node, ...]
     parameters: tuple[str, ...] = ()
     sizes: tuple[tuple[str, int], ...] = field(default=())
+    per_thread: tuple[str, ...] = ()
 
     def nodes(self) -> Iterator[Node]:
         """Every node, parents first."""

@@ -33,6 +33,7 @@ from poly.scheduling.constants import Split, split_constants
 from poly.scheduling.edits import settle
 from poly.scheduling.instances import check_instances
 from poly.scheduling.schedule import Schedule
+from poly.scheduling.thread_constants import with_thread_constants
 from poly.sets import pickled_set
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def prepare(
     code is made by another thread while this one proves that the schedule is legal.
     """
     with collection_paused():
-        return _prepared(program, machine, threads, schedule, edit, _Beginning(machine) if early else None)
+        return _prepared(program, machine, threads, schedule, edit, _Beginning(machine, threads) if early else None)
 
 
 def _prepared(
@@ -119,8 +120,8 @@ def _prepared(
             path, lambda: _repeated(program, machine, threads)
             or _planned(program if edit is None else edit(program), machine, threads, begin),
         )  # fmt: skip
-    key = ("given", str(schedule.checked), content_text(schedule), machine.hash, package_hash())
-    found = _kept(cache_entry("prepared", key, ".pickle"), lambda: _given(schedule, machine, begin))
+    key = ("given", str(schedule.checked), content_text(schedule), machine.hash, str(threads), package_hash())
+    found = _kept(cache_entry("prepared", key, ".pickle"), lambda: _given(schedule, machine, threads, begin))
     return replace(found, kept=schedule if schedule.checked else replace(schedule, checked=True))
 
 
@@ -135,9 +136,9 @@ def prepare_free(program: Program, machine: Machine, threads: int, small: bool =
         if not small and (found := _repeated(program, machine, threads)) is not None:
             return found
         try:
-            return _lowered(settled(schedule_each(program, machine, threads, not small)), machine)
+            return _lowered(settled(schedule_each(program, machine, threads, not small)), machine, threads)
         except PolyError:
-            return _lowered(Schedule(program), machine)
+            return _lowered(Schedule(program), machine, threads)
 
     return _kept(_path(program, machine, threads, "small" if small else "free"), made)
 
@@ -185,10 +186,10 @@ def settled(schedule: Schedule) -> Schedule:
     return schedule if schedule.checked else settle(schedule)
 
 
-def _given(schedule: Schedule, machine: Machine, begin: _Beginning | None) -> Prepared:
+def _given(schedule: Schedule, machine: Machine, threads: int, begin: _Beginning | None) -> Prepared:
     if begin is not None:
         begin(schedule)
-    return _lowered(settled(schedule), machine, begin)
+    return _lowered(settled(schedule), machine, threads, begin)
 
 
 def _planned(program: Program, machine: Machine, threads: int, begin: _Beginning | None) -> Prepared:
@@ -207,10 +208,10 @@ def _planned(program: Program, machine: Machine, threads: int, begin: _Beginning
     refused = ""
     for make in (first, schedule_one_by_one, schedule_each):
         try:
-            return replace(_lowered(make(program, machine, threads), machine, begin), refused=refused)
+            return replace(_lowered(make(program, machine, threads), machine, threads, begin), refused=refused)
         except (CapacityError, UnsupportedError) as error:
             refused = refused or error.message
-    return replace(_lowered(Schedule(program), machine), refused=refused)
+    return replace(_lowered(Schedule(program), machine, threads), refused=refused)
 
 
 def _repeated(program: Program, machine: Machine, threads: int) -> Prepared | None:
@@ -219,17 +220,17 @@ def _repeated(program: Program, machine: Machine, threads: int) -> Prepared | No
 
     try:
         schedule = schedule_items(program, machine, threads)
-        return None if schedule is None else _lowered(schedule, machine)
+        return None if schedule is None else _lowered(schedule, machine, threads)
     except (CapacityError, UnsupportedError):
         return None
 
 
-def _lowered(chosen: Schedule, machine: Machine, begin: _Beginning | None = None) -> Prepared:
+def _lowered(chosen: Schedule, machine: Machine, threads: int, begin: _Beginning | None = None) -> Prepared:
     done = begin.of(chosen) if begin is not None else None
     tree = chosen.lower() if done is None else done.tree
     check_capacity(tree, machine)
     check_instances(tree, chosen.program)
-    done = done or _emitted(chosen, tree, machine)
+    done = done or _emitted(chosen, tree, machine, threads)
     return Prepared(chosen, done.split, done.after, done.before, begun=done.begun)
 
 
@@ -245,10 +246,10 @@ class _Emitted:
     begun: Compiling | None = None
 
 
-def _emitted(schedule: Schedule, tree: LoopTree, machine: Machine) -> _Emitted:
+def _emitted(schedule: Schedule, tree: LoopTree, machine: Machine, threads: int) -> _Emitted:
     from poly.codegen.function import lower
 
-    split = split_constants(tree, machine)
+    split = with_thread_constants(split_constants(tree, machine), machine, threads)
     first = lower(split.before, machine, f"poly.{split.before.name}") if split.before is not None else None
     return _Emitted(schedule, tree, split, lower(split.after, machine, f"poly.{split.after.name}"), first)
 
@@ -258,8 +259,8 @@ class _Beginning:
     the checks have passed.
     """
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
+    def __init__(self, machine: Machine, threads: int) -> None:
+        self._machine, self._threads = machine, threads
         self._done: _Emitted | None = None
 
     def __call__(self, schedule: Schedule) -> None:
@@ -268,7 +269,7 @@ class _Beginning:
         try:
             tree = schedule.lower()
             check_capacity(tree, self._machine)
-            done = _emitted(schedule, tree, self._machine)
+            done = _emitted(schedule, tree, self._machine, self._threads)
             irs = [module.ir for module in (done.before, done.after) if module is not None]
             self._done = replace(done, begun=Compiling(irs, self._machine))
         except Exception:  # of a schedule that may be illegal: the checks say why, else the same comes after them

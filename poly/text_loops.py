@@ -41,6 +41,7 @@ from poly.text_syntax import (
 )
 
 _KINDS: Final = tuple(kind for kind in get_args(LoopKind) if kind != "serial")
+_PER_THREAD: Final = "per thread "
 
 
 # ---- printing
@@ -54,6 +55,7 @@ def print_loops(tree: LoopTree) -> str:
         f"loops {quote(tree.name)}{parameters}",
         *([f"sizes {sizes}"] if sizes else []),
         *map(tensor_text, tree.tensors),
+        *([f"{_PER_THREAD}{', '.join(map(quote, tree.per_thread))}"] if tree.per_thread else []),
     ]
     return "\n".join([*lines, *print_nodes(tree.body)]) + "\n"
 
@@ -146,8 +148,12 @@ def parse_loops(text: str) -> LoopTree:
     while rest < len(lines) and lines[rest].body is None and _declares(lines[rest].head):
         tensors.append(read_declaration(lines[rest].head).tensor)
         rest += 1
+    per_thread: tuple[str, ...] = ()
+    if rest < len(lines) and lines[rest].body is None and lines[rest].head.text.startswith(_PER_THREAD):
+        per_thread = tuple(n.name() for n in lines[rest].head.part(len(_PER_THREAD)).split(","))
+        rest += 1
     body = _nodes(lines[rest:])
-    return LoopTree(header.name, tuple(tensors), body, header.parameters, tuple(sizes))
+    return LoopTree(header.name, tuple(tensors), body, header.parameters, tuple(sizes), per_thread)
 
 
 def _declares(line: Fragment) -> bool:
