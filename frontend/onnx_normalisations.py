@@ -13,7 +13,7 @@ from poly.dtypes import Array, is_float, numpy_dtype
 from poly.frontend.onnx_notation import Notation, Row
 from poly.frontend.onnx_reductions import axes_from, outer_and_inner
 from poly.frontend.onnx_shapes import positions
-from poly.frontend.onnx_terms import Index, Value, cast_between, fn, sum_dtype, summand
+from poly.frontend.onnx_terms import Index, Term, Value, cast_between, fn, sum_dtype, summand
 
 _BF16: Final = 16  # ONNX's number for it
 FloatArray = npt.NDArray[np.float64]
@@ -117,6 +117,21 @@ def layer_normalization(b: Notation) -> None:
             b.assign(kept, ranges, cast_between(source[outer], source.dtype, stashed), place, suffix=f"_{position}")
 
 
+def rms_normalization(b: Notation) -> None:
+    """x / sqrt(mean of squares + epsilon) * scale over the axes from `axis` on; 16-bit floats as `layer_normalization`.
+
+    ONNX's own body divides every element by what its row has once.
+    """
+    x, scale = b.input(0), b.input(1)
+    y = b.output(x.shape, x.dtype)
+    ranges, over, point = outer_and_inner(x, axes_from(x.rank, b.axis(b.int_attribute("axis", -1), x.rank)))
+    b.require(is_float(x.dtype) and x.size > 0, f"{x.dtype}{list(x.shape)} has no mean")
+    inverse = _inverse(b, sum_dtype(x.dtype), ranges, over, summand(x, point))
+    value = cast_between(summand(x, point) * inverse[tuple(map(var, ranges))], inverse.dtype, x.dtype)
+    everywhere = dict(zip(map(str, point), x.shape, strict=True))
+    b.assign(y, everywhere, value * scale.aligned(point, x.shape))
+
+
 def instance_normalization(b: Notation) -> None:
     """Each channel of each sample by its own mean and variance."""
     x, scale, bias = b.input(0), b.input(1), b.input(2)
@@ -159,17 +174,23 @@ def _moments(
     Of 16-bit floats they are f32.
     """
     outer, shape = tuple(map(var, ranges)), list(ranges.values())
-    count, epsilon = float(np.prod(list(over.values()), dtype=np.int64)), b.float_attribute("epsilon", 1e-5)
+    count = float(np.prod(list(over.values()), dtype=np.int64))
     b.require(is_float(x.dtype) and count > 0, f"{x.dtype}{list(x.shape)} has no mean")
     kind = sum_dtype(x.dtype)
     total, mean = b.temporary("sum", shape, kind), b.temporary("mean", shape, kind)
     b.reduce(total, ranges, over, summand(x, point), suffix="_sum")
     b.assign(mean, ranges, total[outer] / count, suffix="_mean")
+    return mean, _inverse(b, kind, ranges, over, summand(x, point) - mean[outer])
+
+
+def _inverse(b: Notation, kind: str, ranges: dict[str, int], over: dict[str, int], away: Term) -> Value:
+    """1 / sqrt(the mean of squares over some loops + epsilon)."""
+    outer, shape = tuple(map(var, ranges)), list(ranges.values())
+    count, epsilon = float(np.prod(list(over.values()), dtype=np.int64)), b.float_attribute("epsilon", 1e-5)
     squares, inverse = b.temporary("squares", shape, kind), b.temporary("inverse", shape, kind)
-    away = summand(x, point) - mean[outer]
     b.reduce(squares, ranges, over, away * away, suffix="_squares")
     b.assign(inverse, ranges, 1.0 / fn("sqrt", squares[outer] / count + epsilon), suffix="_inverse")
-    return mean, inverse
+    return inverse
 
 
 ROWS: Final[dict[str, Row]] = {
@@ -177,4 +198,5 @@ ROWS: Final[dict[str, Row]] = {
     "GroupNormalization": group_normalization,
     "InstanceNormalization": instance_normalization,
     "LayerNormalization": layer_normalization,
+    "RMSNormalization": rms_normalization,
 }

@@ -345,8 +345,18 @@ def test_group_normalisation(groups: int, opset: int, dtype: str, near: float) -
     np.testing.assert_allclose(run_model(model, arrays)["y0"], want, rtol=near, atol=near)
 
 
+@pytest.mark.parametrize(("dtype", "near"), [("f4", 1e-6), ("f2", 2e-3), ("f8", 1e-12)])
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_rms_normalization_is_by_the_mean_of_squares(dtype: str, near: float, axis: int) -> None:
+    x, scale = f32(2, 6, 5).astype(dtype), f32(5).astype(dtype)
+    model, arrays = node_model("RMSNormalization", [x, scale], axis=axis, epsilon=2**-10, opset=23)
+    rows = x.astype("f8")
+    mean = (rows**2).mean(tuple(range(axis % 3, 3)), keepdims=True)
+    want = (rows / np.sqrt(mean + 2**-10) * scale.astype("f8")).astype(dtype)
+    np.testing.assert_allclose(run_model(model, arrays)["y0"], want, rtol=near, atol=near)
+
+
 def test_function_bodies_take_the_place_of_their_operator() -> None:
-    check("RMSNormalization", [f32(2, 4), f32(4)], opset=23)
     labels = ints(0, 3, 5)
     check("SoftmaxCrossEntropyLoss", [f32(5, 3), labels], opset=17)
 

@@ -424,7 +424,6 @@ def test_a_known_branch_takes_the_place_of_its_if(data: st.DataObject) -> None:
 _BLOCK = np.random.default_rng(8).normal(size=(2, 4, 6)).astype(np.float32)
 _BODIES: dict[str, tuple[str, list[np.ndarray], dict[str, Any]]] = {
     "Swish": ("Swish", [_BLOCK], {"opset": 24, "alpha": 1.5}),
-    "RMSNormalization": ("RMSNormalization", [_BLOCK, _BLOCK[0, 0]], {"opset": 23, "axis": -1}),
     "SoftmaxCrossEntropyLoss": ("SoftmaxCrossEntropyLoss", [_BLOCK[0], np.array([0, 5, 2, 2])], {"opset": 13}),
     "Attention": ("Attention", [_BLOCK[:, None], _BLOCK[:, None] + 1, _BLOCK[:, None] - 1], {"opset": 23}),
 }  # fmt: skip
