@@ -11,7 +11,7 @@ registers, so that the chain does not go through memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from poly.affine import Affine, var
@@ -20,7 +20,7 @@ from poly.errors import PolyError
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.relations import ends_of, interval_of
-from poly.scheduling.cpu_edits import loop_of, loops_of_copy, ordered, unrolled, whole_blocks
+from poly.scheduling.cpu_edits import fused, loop_of, loops_of_copy, ordered, unrolled, whole_blocks
 from poly.scheduling.cpu_facts import axis_of, step_along, widest_element
 from poly.scheduling.cpu_nests import cut_whole, own_loops, shifted_to_zero
 from poly.scheduling.edits import free_buffer_name, piece_name, settle, unchecked
@@ -35,7 +35,7 @@ MOST_ROWS = 8  # run together without lanes: a store that is read again takes ab
 class Scan:
     """`rows`: an iterator that carries nothing ("": there is none); `along`: the one that does; `reach`: how far back
     it reads. `turned`: tensors read along rows, too; `columns`: of a block, 0 where there are no lanes; `vector`: its
-    rows.
+    rows. `first`: the statement that makes what rows begin with, which runs beside them ("": there is none).
     """
 
     rows: str
@@ -44,20 +44,30 @@ class Scan:
     turned: tuple[str, ...]
     vector: int
     columns: int
+    first: str = ""
 
 
 def schedule_scans(schedule: Schedule, names: Sequence[str], machine: Machine) -> Schedule:
     """Those of the statements `names` of a checked schedule that are scans, in lanes or several rows at a time."""
     for name in names:
         scan = scan_of(schedule, name, machine)
-        plans = () if scan is None else (scan, replace(scan, columns=0)) if scan.columns else (scan,)
-        for plan in plans:
+        for plan in () if scan is None else _plans(schedule, name, scan):
             try:
                 schedule = settle(_composed(unchecked(schedule), name, plan, machine), schedule)
                 break
             except PolyError:
                 continue
     return schedule
+
+
+def _plans(schedule: Schedule, name: str, scan: Scan) -> Iterator[Scan]:
+    """The plans for a scan, to be tried in order."""
+    first = _first(schedule, schedule.program.statement[name], scan) if scan.rows else ""
+    if first:
+        yield replace(scan, first=first)
+    yield scan
+    if scan.columns:
+        yield replace(scan, columns=0)
 
 
 def scan_of(schedule: Schedule, name: str, machine: Machine) -> Scan | None:
@@ -167,12 +177,45 @@ def _composed(schedule: Schedule, name: str, scan: Scan, machine: Machine) -> Sc
     schedule = schedule.reorder(*reversed(inner))
     size = scan.vector if scan.columns else MOST_ROWS
     schedule, parts = _cut(schedule, name, depth, ends[scan.rows], size)
+    blocks: list[str] = []
     for part, count in parts:
         if scan.columns and count == size:
-            schedule = _in_blocks(schedule, part, depth, scan, width, machine)
+            schedule, loop = _in_blocks(schedule, part, depth, scan, width, machine)
         else:
-            schedule = _together(schedule, part, depth, count)
+            schedule, loop = _together(schedule, part, depth, count)
+        blocks.append(loop)
+    return _with_first(schedule, scan.first, blocks, size) if scan.first and depth == 0 else schedule
+
+
+def _with_first(schedule: Schedule, first: str, blocks: Sequence[str], size: int) -> Schedule:
+    """With what rows begin with made beside them, block by block: rows that no cache holds come once."""
+    (loop,), o = own_loops(schedule, first), schedule.program.statement[first]
+    rows = _iterator(schedule, o, loop)
+    ends = None if rows is None else ends_of(schedule.program, o, rows)
+    assert ends is not None
+    schedule = shifted_to_zero(schedule, first, loop, ends[0])
+    schedule, pieces = whole_blocks(schedule, first, 0, (ends[1] - ends[0] + 1).constant, size)
+    for (piece, height), block in zip(pieces, blocks, strict=True):
+        (loop,) = own_loops(schedule, piece)
+        if height >= FEWEST:
+            schedule = schedule.tile({loop: height}).unroll(f"{loop}.p")
+        schedule = schedule.fuse(schedule.nests[piece].names[0], block)
     return schedule
+
+
+def _first(schedule: Schedule, s: Statement, scan: Scan) -> str:
+    """The statement that makes one element of each row of a scan, of what is not in it; rows of a known number."""
+    rows = interval_of(schedule.program, s, scan.rows)
+    for o in schedule.program.statements if rows is not None else ():
+        loops = own_loops(schedule, o.name)
+        if len(loops) != 1 or o.external is not None or schedule.kind(loops[0]) != "serial":
+            continue
+        i = _iterator(schedule, o, loops[0])
+        apart = o.write.tensor == s.write.tensor and s.write.tensor not in {r.tensor for r in o.reads}
+        alike = i is not None and axis_of(o.write, i) == axis_of(s.write, scan.rows)
+        if i is not None and apart and alike and interval_of(schedule.program, o, i) == rows:
+            return o.name
+    return ""
 
 
 def _chained(schedule: Schedule, name: str, depth: int, ends: tuple[Affine, Affine], machine: Machine) -> Schedule:
@@ -201,26 +244,33 @@ def _cut(
 
 def _in_blocks(
     schedule: Schedule, name: str, depth: int, scan: Scan, ends: tuple[Affine, Affine], machine: Machine
-) -> Schedule:
-    """Whole blocks of rows: blocks of columns, and what is left of these with rows together."""
+) -> tuple[Schedule, str]:
+    """Whole blocks of rows: blocks of columns, and what is left of these with rows together; and the loop over them."""
     rows, along = schedule.nests[name].names[depth:]
     schedule = schedule.reorder(along, rows)
     schedule, parts = _cut(schedule, name, depth, ends, scan.columns)
+    known = (ends[1] - ends[0]).is_constant
     for part, width in parts:
         schedule = schedule.reorder(*reversed(schedule.nests[part].names[depth:]))
         if width == scan.columns:
             schedule = _block(schedule, part, depth, scan, machine)
         else:
-            schedule = _together(schedule, part, depth, scan.vector)
-    return schedule
+            schedule, _ = _together(schedule, part, depth, scan.vector, known and width < scan.columns)
+    schedule = fused(schedule, [part for part, _ in parts], [depth])
+    return schedule, schedule.nests[parts[0][0]].names[depth]
 
 
-def _together(schedule: Schedule, name: str, depth: int, height: int) -> Schedule:
-    """A piece some rows at a time, each a chain of its own."""
-    if height < FEWEST:
-        return schedule
+def _together(
+    schedule: Schedule, name: str, depth: int, height: int, short: bool = False
+) -> tuple[Schedule, str]:
+    """A piece some rows at a time, each a chain of its own, which stays in registers where it is `short`; and the loop
+    over them.
+    """
     rows, along = schedule.nests[name].names[depth:]
-    return schedule.tile({rows: height}).reorder(f"{rows}.o", along, f"{rows}.p").unroll(f"{rows}.p")
+    if height < FEWEST:
+        return schedule, rows
+    schedule = schedule.tile({rows: height}).reorder(f"{rows}.o", along, f"{rows}.p").unroll(f"{rows}.p")
+    return (schedule.unroll(along) if short else schedule), f"{rows}.o"
 
 
 def _block(schedule: Schedule, name: str, depth: int, scan: Scan, machine: Machine) -> Schedule:

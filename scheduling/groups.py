@@ -68,7 +68,7 @@ def groups_of(program: Program) -> list[Group]:
         else:
             home = max(producers, default=-1)
             alone = not producers or home in nests.values()
-            joined = None if alone else _joined(program, groups[home], s, single)
+            joined = None if alone else _joined(program, groups[home], s, single) or _begun(groups[home], s)
             if joined is None:
                 home = len(groups)
                 groups.append(_anchor(program, s))
@@ -131,6 +131,21 @@ def _joined(program: Program, group: Group, s: Statement, single: frozenset[str]
         return None
     joined = _with_pointwise(program, group, s)
     return joined if joined is not None and _has_rows(program, joined) else None
+
+
+def _begun(group: Group, s: Statement) -> Group | None:
+    """A recurrence along the last subscript of what it writes with what its rows begin with: an assignment of one
+    element to each, whose lines would come again.
+    """
+    first = group.statements[0]
+    own = len(group.statements) == 1 and first.write.tensor == s.write.tensor and s.combiner is first.combiner is None
+    if not own or s.external is not None or s.write.indirect or first.write.indirect:
+        return None
+    *rows, last = first.write.affine_index
+    along = s.write.affine_index[-1]
+    alike = last.is_constant and rows == [*s.write.affine_index[:-1]] and not along.is_constant
+    carried = any(r.tensor == s.write.tensor and r.index[:-1] == s.write.index[:-1] for r in s.reads)
+    return Group((first, s), why=OWN_ORDER) if alike and carried else None
 
 
 def _overwrites(program: Program, group: Group, s: Statement) -> bool:

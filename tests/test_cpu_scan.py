@@ -163,3 +163,11 @@ def test_rows_of_free_size() -> None:
     for n in (1, 8, 21):
         x = np.random.default_rng(n).standard_normal((n, 37)).astype(np.float32)
         np.testing.assert_array_equal(kernel(x), np.cumsum(x, 1, dtype=np.float32))
+
+
+@pytest.mark.parametrize("shape", [(48, 7), (64, 51), (3, 9)])
+def test_what_rows_begin_with_is_made_beside_them(shape: tuple[int, int]) -> None:
+    """So rows that no cache holds come once, and for blocks of columns and what is left over of them, too."""
+    schedule = schedule_for_cpu(poly.parse(RUNNING, X=shape, Y=shape), AVX512)
+    outermost = {nest.names[0] for nest in schedule.nests.values()}
+    assert len(outermost) == 1

@@ -138,3 +138,9 @@ def test_what_goes_across_rows_stays_alone(text: str, apart: bool) -> None:
     program = parsed(text)
     assert any("C_set" in names and len(names) > 1 for names in kinds(program)) is not apart
     agrees(program)
+
+
+def test_a_recurrence_along_rows_runs_with_what_they_begin_with() -> None:
+    along = "Y[i,0] = X[i,0]\nY[i,j+1] = Y[i,j] + X[i,j+1]"
+    assert len(kinds(parsed(along))) == 1
+    assert len(kinds(parsed("Y[0,j] = X[0,j]\nY[i+1,j] = Y[i,j] + X[i+1,j]"))) == 2
