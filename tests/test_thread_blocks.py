@@ -53,6 +53,20 @@ def test_where_other_cores_lines_come_fast_what_is_packed_is_shared() -> None:
     assert blocks_of(product("C[i,j] += A[i,k] * B[k,j]", FLAT), machine=AVX512) == []
 
 
+@pytest.mark.parametrize(
+    ("text", "shapes", "block"),
+    [
+        ("C[i,j] += A[i,k] * B[k,j]", {"A": (256, 256), "B": (256, 256)}, [128]),  # 0.989
+        ("C[i,j] += A[i,k] * B[j,k]", {"A": (1144, 16), "B": (840, 16)}, []),  # 0.992
+    ],
+    ids=["packed on its way", "packed by itself"],
+)
+def test_near_ties_are_cut_where_copies_are_on_their_way(
+    text: str, shapes: dict[str, tuple[int, ...]], block: list[int]
+) -> None:
+    assert [size for _, size in blocks_of(product(text, shapes))] == block
+
+
 def test_what_a_core_does_not_keep_is_packed_once() -> None:
     """B is 4.8 MB, of which each thread would fetch all from the last cache."""
     assert blocks_of(product("C[i,j] += A[i,k] * B[k,j]", {"A": (600, 1000), "B": (1000, 1200)})) == []
