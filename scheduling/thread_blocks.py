@@ -89,8 +89,8 @@ def _without_meetings(plan: BlockPlan) -> float:
 
 
 def _is_sooner(facts: Facts, without: float, turned: bool) -> bool:
-    """Whether the model gives a contraction fewer cycles than it takes without blocks, `turned`: also by tiles turned in
-    registers, which it rates too well to take them where there were none.
+    """Whether the model gives a contraction fewer cycles than it takes without blocks, `turned`: also by tiles turned
+    in registers, which it rates too well to take them where there were none.
     """
     lanes = facts.lanes()
     if lanes is None or least_of_plans(facts, lanes) >= GAIN_ON_WAY * without:
