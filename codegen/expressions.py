@@ -17,11 +17,11 @@ from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, dty
 
 def expression(s: State, body: Expr, reads: Mapping[int, Value], dtype: str | None, contract: bool) -> Value:
     """The value of a body; `dtype` is what free literals become at the top."""
+    if isinstance(body, Read):  # most of all
+        return reads[body.position]
     match body:
         case Const(value, own):
             return s.ops.const(own or dtype or _default(value), value)
-        case Read(position):
-            return reads[position]
         case IndexValue(index):
             return index_value(s, index)
         case Cast(("i32" | "i64") as target, IndexValue(index)):

@@ -11,7 +11,15 @@ from poly.affine import Affine
 from poly.codegen import strided
 from poly.codegen.addresses import Address, LaneError
 from poly.codegen.asks import ask_of_load
-from poly.codegen.places import address_at, index_offsets, located, places_of_lanes, pointer_to, register_place
+from poly.codegen.places import (
+    address_at,
+    index_offsets,
+    located,
+    place_key,
+    places_of_lanes,
+    pointer_to,
+    register_place,
+)
 from poly.codegen.predicates import Bit, active_at_runtime, active_lanes, as_value, both, guard_parts, lane_bit
 from poly.codegen.state import State
 from poly.codegen.text import constant_text, memory_type, suffix
@@ -26,12 +34,24 @@ GATHERED, FEWEST_GATHERED = 4, 4  # bytes of an element that an instruction can 
 
 
 def load(s: State, access: Access, values: dict[int, Value], position: int) -> Value:
-    """The value of a read: scalar, or a vector where it depends on the lane.
+    """The value of a read: scalar, or a vector where it depends on the lane. What nobody writes is loaded once in a
+    block: of the copies of an unrolled loop, many read the same.
 
     `values`: the statement's earlier reads, for indirect subscripts; those are checked against the extents, where the
     guard holds, before anything is touched. `position`: of this one.
     """
     tensor = s.tensors[access.tensor]
+    if access.guard or access.indirect or s.ahead is not None or s.in_registers(tensor.name) or not _still(s, tensor):
+        return _load(s, tensor, access, values, position)
+    lanes = None if s.lanes is None else (s.lanes.width, s.lanes.count, s.lanes.mask)
+    key = (s.writer.block, lanes, *place_key(s, access))
+    found = s.loaded.get(key)
+    if found is None:
+        found = s.loaded[key] = _load(s, tensor, access, values, position)
+    return found
+
+
+def _load(s: State, tensor: Tensor, access: Access, values: dict[int, Value], position: int) -> Value:
     all_lanes, each_lane = guard_parts(s, access.guard)
     guard = both(s, all_lanes, each_lane)
     fill = access.fill or ZERO
@@ -60,8 +80,9 @@ def load(s: State, access: Access, values: dict[int, Value], position: int) -> V
     return _load_lanes(s, tensor, subscripts, guard, fill) if value is None else value
 
 
-def load_registers(s: State, access: Access) -> Value:
-    at, stride = register_place(s, access)
+def load_registers(s: State, access: Access, place: tuple[int, int] | None = None) -> Value:
+    """`place`: as `register_place` gives it, where it is known."""
+    at, stride = register_place(s, access) if place is None else place
     if s.lanes is None or stride == 0:
         value = s.registers.scalar(access.tensor, at)
     elif stride == 1:

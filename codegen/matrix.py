@@ -168,11 +168,9 @@ def _block(s: State, access: Access, names: Sequence[str], trips: Sequence[int])
         before = s.indices.values.get(name)
         if before is not None:
             s.indices.values[name] = before.plus(Linear((), step))
-        s.located.pop(id(access), None)
         found = direct(s, access)
         if before is not None:
             s.indices.values[name] = before
-        s.located.pop(id(access), None)
         if found is None or found.lane:
             raise UnsupportedError(f"tile of {access.tensor} has no plain address", hint=_HINT)
         return found

@@ -43,18 +43,28 @@ def located(
 
 
 def direct(s: State, access: Access) -> Address | None:
-    """Where an access without indirection is; None where it is not linear in the lane. Found once a statement."""
-    key = id(access)
-    if key not in s.located:
-        plan = _plan(s, access)
-        try:
-            flat = plan.flat
-            s.located[key] = (
-                address_at(s, s.tensors[access.tensor], plan.subscripts) if flat is None else s.indices.offset(flat)
-            )
-        except LaneError:
-            s.located[key] = None
-    return s.located[key]
+    """Where an access without indirection is; None where it is not linear in the lane. Found once for what the names
+    in it are, unless a number of the current block takes part.
+    """
+    key = place_key(s, access)
+    if key in s.located:
+        return s.located[key]
+    plan = _plan(s, access)
+    try:
+        flat = plan.flat
+        found = address_at(s, s.tensors[access.tensor], plan.subscripts) if flat is None else s.indices.offset(flat)
+    except LaneError:
+        found = None
+    depth, local = s.writer.depth_of, s.writer.probing
+    if not local and not (found and any([LOCAL in (depth.get(a, 0), depth.get(b, 0)) for (a, b), _ in found.terms])):
+        s.located[key] = found
+    return found
+
+
+def place_key(s: State, access: Access) -> tuple[object, ...]:
+    """What tells where an access without indirection is at the current place."""
+    values = s.indices.values
+    return (id(access), s.indices.lane_range, *[values[name] for name in _plan(s, access).names])
 
 
 def _plan(s: State, access: Access) -> Plan:
@@ -62,7 +72,8 @@ def _plan(s: State, access: Access) -> Plan:
     if found is None:
         tensor, subscripts = s.tensors[access.tensor], access.affine_index
         coordinates = subscripts if tensor.layout is None else _placed(tensor.layout, subscripts)
-        found = s.plans[id(access)] = Plan(access, subscripts, s.indices.flat(tensor.name, coordinates))
+        names = tuple(frozenset[str]().union(*(c.names for c in coordinates)))
+        found = s.plans[id(access)] = Plan(access, subscripts, s.indices.flat(tensor.name, coordinates), names)
     return found
 
 

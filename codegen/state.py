@@ -6,6 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from types import TracebackType
 
 from poly.affine import Affine
 from poly.codegen.addresses import Address, Flat, Indices
@@ -16,6 +17,8 @@ from poly.codegen.text import Writer
 from poly.codegen.values import Value, constant_mask
 from poly.errors import UnsupportedError
 from poly.program import Access, Tensor
+
+PlaceKey = tuple[object, ...]  # what tells where an access is
 
 
 @dataclass(frozen=True)
@@ -44,11 +47,27 @@ def first_lanes(width: int, count: int) -> Lanes:
 
 @dataclass(frozen=True)
 class Plan:
-    """What an access without indirection comes to wherever it is met: its subscripts, and their sum."""
+    """What an access without indirection comes to wherever it is met: its subscripts, their sum, the names in them."""
 
     access: Access
     subscripts: tuple[Affine, ...]
     flat: Flat | None
+    names: tuple[str, ...]
+
+
+class AtStatement:
+    """See `State.at_statement`; a class, as a generator takes as long as a store."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, _kind: type | None, error: BaseException | None, _trace: TracebackType | None) -> None:
+        if isinstance(error, UnsupportedError):
+            where = error.where or f"statement {self._name}"
+            raise UnsupportedError(error.message, where=where, hint=error.hint) from None
 
 
 @dataclass
@@ -73,8 +92,9 @@ class State:
     them; `streamed`: the tensors stored to in that way; `unaligned`: what each such line is where memory is not.
     `ahead`: of such loops, along which loop and how far they ask for what they touch.
     `written`: tensors that the loop around writes, with all in it; None outside of loops. `plans`: by the identity
-    of an access; `located`: where the accesses of the current statement are. `index_vectors`: indices loaded from
-    memory, all lanes. `sizes`: of the tree, those that are known.
+    of an access; `located`: where accesses are, by what the names in them are; `loaded`: what was loaded where nobody
+    writes, by that and by the block. `index_vectors`: indices loaded from memory, all lanes. `sizes`: of the tree,
+    those that are known.
     """
 
     writer: Writer
@@ -94,7 +114,8 @@ class State:
     unaligned: dict[str, str] = field(default_factory=dict[str, str])
     written: frozenset[str] | None = None
     plans: dict[int, Plan] = field(default_factory=dict[int, Plan])
-    located: dict[int, Address | None] = field(default_factory=dict[int, "Address | None"])
+    located: dict[PlaceKey, Address | None] = field(default_factory=dict[PlaceKey, "Address | None"])
+    loaded: dict[PlaceKey, Value] = field(default_factory=dict[PlaceKey, Value])
     index_vectors: dict[str, Value] = field(default_factory=dict[str, Value])
     sizes: dict[str, int] = field(default_factory=dict[str, int])
     tiles: Tiles = field(default_factory=Tiles)
@@ -105,16 +126,10 @@ class State:
     def in_tiles(self, tensor: str) -> bool:
         return self.tensors[tensor].space in self.tiles.spaces
 
-    @contextmanager
-    def at_statement(self, name: str) -> Generator[None]:
+    def at_statement(self, name: str) -> AtStatement:
         """Inside of a statement: what has no compiled form there is said to be in it."""
         self.statement = name
-        self.located.clear()
-        try:
-            yield
-        except UnsupportedError as error:
-            where = error.where or f"statement {name}"
-            raise UnsupportedError(error.message, where=where, hint=error.hint) from None
+        return AtStatement(name)
 
     @contextmanager
     def probing(self) -> Generator[None]:

@@ -179,8 +179,8 @@ def _store_lanes(s: State, tensor: Tensor, subscripts: Sequence[Affine], update:
 def _store_registers(s: State, access: Access, update: Update) -> None:
     """A vector into registers: one entry where its elements lie side by side. What a mask leaves out stays."""
     tensor, value, combine = access.tensor, update.value, update.combine
-    at, stride = register_place(s, access)
-    old = load_registers(s, access) if combine is not None else None
+    at, stride = place = register_place(s, access)
+    old = load_registers(s, access, place) if combine is not None else None
     if s.lanes is None or stride == 0:
         new = _fold(s, update, lambda: old if old is not None else update.value)
         s.registers.set_scalar(tensor, at, new)

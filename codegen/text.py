@@ -121,9 +121,12 @@ class Writer:
         self.local: dict[str, str] = {}
         self.depth_of: dict[str, int] = {}
         self.declarations: set[str] = set()
+        self._called: set[str] = set()  # intrinsics that are declared
         self.globals: dict[str, str] = {}
         self.functions: dict[str, str] = {}
         self.probing = False  # only names are given, see `State.probing`
+        self.block = 0  # tells the blocks apart; what follows an inner one belongs to the outer one again
+        self._blocks = 0
         self._count = 0
 
     @property
@@ -217,8 +220,10 @@ class Writer:
         """A call of a function that returns `result`; `arguments` are (type, text). `again`: an equal one of this block
         serves again.
         """
-        self.declare(f"{result} @{name}({', '.join(t for t, _ in arguments)})")
-        text = f"call {result} @{name}({', '.join(f'{t} {a}' for t, a in arguments)})"
+        if name not in self._called:
+            self._called.add(name)
+            self.declare(f"{result} @{name}({', '.join(t for t, _ in arguments)})")
+        text = f"call {result} @{name}({', '.join([f'{t} {a}' for t, a in arguments])})"
         if pure:
             return self.pure(text, *(a for _, a in arguments))
         return self.cached(text) if again else self.value(text)
@@ -244,8 +249,10 @@ class Writer:
     @contextmanager
     def region(self, loop: Region | None = None) -> Generator[list[str]]:
         """A nested block with its own lines, which are yielded; with `loop` the inside of a loop."""
-        outer, local = self.lines, self.local
+        outer, local, block = self.lines, self.local, self.block
         self.lines, self.local = [], dict(local)
+        self._blocks += 1
+        self.block = self._blocks
         if loop is not None:
             self.regions.append(loop)
         try:
@@ -253,7 +260,7 @@ class Writer:
         finally:
             if loop is not None:
                 self.regions.pop()
-            self.lines, self.local = outer, local
+            self.lines, self.local, self.block = outer, local, block
 
     def globals_text(self) -> list[str]:
         """The read-only globals of the module."""

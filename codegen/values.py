@@ -48,6 +48,12 @@ def constant_mask(width: int, count: int) -> str | None:
 
 
 @lru_cache(maxsize=1024)
+def _overloaded(name: str, dtype: str, lanes: int) -> str:
+    """The name of an intrinsic on operands of one type."""
+    return f"llvm.{name}.{suffix(dtype, lanes)}"
+
+
+@lru_cache(maxsize=1024)
 def _float(dtype: str, exact: str) -> tuple[float, str]:
     return _made(dtype, float.fromhex(exact))
 
@@ -94,8 +100,8 @@ class Vectors:
 
     def same(self, *values: Value) -> list[Value]:
         """Scalars become vectors where one is a vector."""
-        lanes = max(v.lanes for v in values)
-        return [self.splat(v, lanes) for v in values]
+        lanes = max([v.lanes for v in values])
+        return [v if v.lanes == lanes else self.splat(v, lanes) for v in values]
 
     def lane(self, a: Value, index: int) -> Value:
         """One lane as a scalar."""
@@ -171,7 +177,7 @@ class Vectors:
         """`text <type> a, b`, giving their dtype or another one."""
         first = operands[0]
         kind = value_type(first.dtype, first.lanes)
-        name = self.writer.cached(f"{text} {kind} {', '.join(o.text for o in operands)}")
+        name = self.writer.cached(f"{text} {kind} {', '.join([o.text for o in operands])}")
         return Value(dtype or first.dtype, first.lanes, name)
 
     def in_f32(self, dtype: str) -> bool:
@@ -187,8 +193,8 @@ class Vectors:
         """An overloaded intrinsic on operands of one type."""
         a = operands[0]
         kind = value_type(a.dtype, a.lanes)
-        full = f"llvm.{name}.{suffix(a.dtype, a.lanes)}"
-        text = self.writer.intrinsic(kind, full, tuple((value_type(o.dtype, o.lanes), o.text) for o in operands))
+        arguments = tuple([(value_type(o.dtype, o.lanes), o.text) for o in operands])
+        text = self.writer.intrinsic(kind, _overloaded(name, a.dtype, a.lanes), arguments)
         return Value(dtype or a.dtype, a.lanes, text)
 
     def flag(self, name: str, a: Value, immediate: str) -> Value:
