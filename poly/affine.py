@@ -49,18 +49,24 @@ class Mod:
 Atom = Var | FloorDiv | Mod
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Affine:
     """constant + sum of coefficient * atom; terms are sorted, without zero coefficients and without repeats."""
 
-    terms: tuple[tuple[Atom, int], ...] = ()
-    constant: int = 0
+    terms: tuple[tuple[Atom, int], ...]
+    constant: int
+
+    def __init__(self, terms: tuple[tuple[Atom, int], ...] = (), constant: int = 0) -> None:
+        """As `dataclass` makes it, in half of the time: most of what a compile makes are these."""
+        own = self.__dict__
+        own["terms"], own["constant"] = terms, constant
 
     def __hash__(self) -> int:
-        found = self.__dict__.get("_hash")
-        if found is None:
+        try:
+            found: int = self.__dict__["_hash"]
+        except KeyError:
             found = self.__dict__["_hash"] = hash((self.terms, self.constant))
-        return int(found)
+        return found
 
     def __getstate__(self) -> dict[str, object]:
         """Without what is derived: hashes of names differ from process to process."""

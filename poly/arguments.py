@@ -52,8 +52,6 @@ def checks_kinds(error: type[PolyError], *classes: str) -> Callable[[Callable[P,
             if wrong is not None:
                 raise error(f"{function.__name__}: {wrong[0]}", hint=wrong[1])
 
-        known = knows_arguments()(function)
-
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             for test, value in zip(tests, args, strict=False):
@@ -65,7 +63,11 @@ def checks_kinds(error: type[PolyError], *classes: str) -> Callable[[Callable[P,
             for name, value in kwargs.items():
                 if not named.get(name, other)(value):
                     refuse(args, kwargs)
-            return known(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            except TypeError:
+                _bound(function.__name__, parameters, args, kwargs)
+                raise
 
         return call
 

@@ -167,9 +167,10 @@ def conditions_of(basic: isl.BasicSet, names: Sequence[str], about: int | None =
 def expression_of_row(matrix: isl.Mat, row: int, atoms: Sequence[Affine | None]) -> Affine | None:
     """constant + sum of coefficient * atom; None where an atom that takes part is None."""
     terms: list[tuple[Atom, int]] = []
-    constant = entry(matrix, row, 0)
-    for k, atom in enumerate(atoms):
-        if c := entry(matrix, row, k + 1):
+    value = matrix.get_element_val
+    constant = value(row, 0).get_num_si()
+    for k, atom in enumerate(atoms, 1):
+        if c := value(row, k).get_num_si():
             if atom is None:
                 return None
             terms += [(a, factor * c) for a, factor in atom.terms]

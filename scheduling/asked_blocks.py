@@ -19,7 +19,7 @@ from poly.program import Access, Layout, Tensor
 from poly.scheduling.asked_copies import MOST_ASKS, digits_of, number_of, require_asking
 from poly.scheduling.edits import finish
 from poly.scheduling.loop_vectors import LoopVectors
-from poly.scheduling.schedule import AskedBlock, Mark, Schedule
+from poly.scheduling.schedule import AskedBlock, Mark, Schedule, changed
 from poly.sets import interval
 
 PARTS = 32  # of a line, to which the share of an iteration is rounded up: places are shifts then, not divisions
@@ -62,7 +62,7 @@ def prefetch_block(schedule: Schedule, loop: str, tensor: str, line: int, along:
         raise ScheduleError(what, where=where, hint="one prefetch_block for a loop")
     marks = {**schedule.marks, loop: replace(mark, block=AskedBlock(tensor, line, along))}
     return finish(
-        schedule, replace(schedule, marks=marks), "prefetch_block", loop=loop, tensor=tensor, line=line, along=along
+        schedule, changed(schedule, marks=marks), "prefetch_block", loop=loop, tensor=tensor, line=line, along=along
     )
 
 

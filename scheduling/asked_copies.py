@@ -15,7 +15,7 @@ from poly.errors import ScheduleError
 from poly.program import Access
 from poly.scheduling.edits import finish
 from poly.scheduling.loop_vectors import LoopVectors
-from poly.scheduling.schedule import AskedCopy, Mark, Schedule
+from poly.scheduling.schedule import AskedCopy, Mark, Schedule, changed
 from poly.sets import interval
 
 LONGEST = 1024  # elements of a line, more than any machine's has
@@ -49,7 +49,7 @@ def prefetch_copy(schedule: Schedule, loop: str, buffer: str, line: int) -> Sche
         what = f"loop {loop!r} asks already for what is copied into {mark.asks.buffer!r}"
         raise ScheduleError(what, where=where, hint="one prefetch_copy for a loop")
     marks = {**schedule.marks, loop: replace(mark, asks=AskedCopy(buffer, line))}
-    return finish(schedule, replace(schedule, marks=marks), "prefetch_copy", loop=loop, buffer=buffer, line=line)
+    return finish(schedule, changed(schedule, marks=marks), "prefetch_copy", loop=loop, buffer=buffer, line=line)
 
 
 def require_asking(schedule: Schedule, loop: str, line: int, what: str) -> None:

@@ -123,8 +123,14 @@ def _best(facts: Facts, update: Statement, lanes: int, best: Rated | None) -> Ra
     """The best plan with these lanes, if it is better than one that is known; ways whose operations alone take longer
     than a whole plan are not rated further.
     """
-    found = RatedWays(facts, update, lanes).best(best.cycles if best is not None else inf)
+    found = _ways(facts, update, lanes).best(best.cycles if best is not None else inf)
     return best if found is None or (best is not None and best.cycles <= found.cycles) else found
+
+
+def _ways(facts: Facts, update: Statement, lanes: int) -> RatedWays:
+    """What can be chosen; its register tiles are found once for the least that plans take and for the best of them."""
+    kept: dict[int, RatedWays] = facts.__dict__.setdefault("_ways", {})
+    return kept.setdefault(lanes, RatedWays(facts, update, lanes))
 
 
 def least_of_plans(facts: Facts, lanes: int) -> float:
@@ -133,7 +139,7 @@ def least_of_plans(facts: Facts, lanes: int) -> float:
     if update is None:
         return inf
     axes = [*([] if lanes in facts.uneven else [lanes]), *other_lanes(facts, update, lanes)]
-    return min((RatedWays(facts, update, a).least for a in axes), default=inf)
+    return min((_ways(facts, update, a).least for a in axes), default=inf)
 
 
 def other_lanes(facts: Facts, update: Statement, lanes: int) -> list[int]:

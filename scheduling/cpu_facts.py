@@ -73,9 +73,13 @@ class Facts:
 
     def strides(self, s: Statement) -> list[Strides]:
         """For every access, the write last, the elements between neighbours along each loop (None: not constant)."""
-        tensors, sizes = self.program.tensor, self.program.binding
-        axes = list(enumerate(self.group.axes[s.name]))
-        return [{a: stride(access, tensors[access.tensor], i, sizes) for a, i in axes} for access, _ in s.accesses]
+        kept: dict[str, list[Strides]] = self.__dict__.setdefault("_strides", {})
+        if s.name not in kept:
+            tensors, sizes = self.program.tensor, self.program.binding
+            axes = list(enumerate(self.group.axes[s.name]))
+            every = (access for access, _ in s.accesses)
+            kept[s.name] = [{a: stride(access, tensors[access.tensor], i, sizes) for a, i in axes} for access in every]
+        return kept[s.name]
 
     def regular(self, s: Statement, axis: int) -> bool:
         """Whether all reads of a statement are contiguous or constant along a loop."""

@@ -94,7 +94,7 @@ class RatedWays(TileWork):
         """The best sizes of the best way; ways that take more cycles than `limit`, or than another one, by their
         operations and traffic alone are left out.
         """
-        found = self._rated(self.ways(), limit)
+        found = self._rated(self._every_way, limit)
         if not found:
             return None
         grid, cycles = min(found, key=lambda f: f[1].min())
@@ -102,7 +102,7 @@ class RatedWays(TileWork):
 
     def best_of_each(self, ways: Iterable[Way], each: int) -> Iterator[Rated]:
         """The best `each` sizes of every way."""
-        for grid, cycles in self._rated(ways, inf, every=True):
+        for grid, cycles in self._rated([*self._shaped(ways)], inf, every=True):
             yield from (self._made(grid, cycles, int(k)) for k in np.argsort(cycles, kind="stable")[:each])
 
     def _made(self, grid: Grid, cycles: Numbers, k: int) -> Rated:
@@ -114,8 +114,12 @@ class RatedWays(TileWork):
         core, result = self.core, self.operands[-1]
         past = core.caches and result.size > core.counted_on(len(core.caches) - 1)
         written = 2 * result.size * held_share(core, result) / core.caches[-1].rate if past else 0.0
-        works = [shapes.least for _, shapes in self._shaped(self.ways())]
+        works = [shapes.least for _, shapes in self._every_way]
         return (min(works, default=inf) + written) / self.facts.threads
+
+    @cached_property
+    def _every_way(self) -> list[tuple[Way, Shapes]]:
+        return [*self._shaped(self.ways())]
 
     def _shaped(self, ways: Iterable[Way]) -> Iterator[tuple[Way, Shapes]]:
         """Some ways with their register tiles, where there are any."""
@@ -127,10 +131,11 @@ class RatedWays(TileWork):
             if known[key].best:
                 yield way, known[key]
 
-    def _rated(self, ways: Iterable[Way], limit: float, every: bool = False) -> list[tuple[Grid, Numbers]]:
+    def _rated(
+        self, ways: Sequence[tuple[Way, Shapes]], limit: float, every: bool = False
+    ) -> list[tuple[Grid, Numbers]]:
         """The sizes of some ways and their cycles; without `every` of those that can be the best."""
-        shaped = [(way, shapes) for way, shapes in self._shaped(ways) if shapes.least <= limit * self.facts.threads]
-        grids = [self._grid(way, shapes) for way, shapes in shaped]
+        grids = [self._grid(way, shapes) for way, shapes in ways if shapes.least <= limit * self.facts.threads]
         return self._cycles(grids, limit, every) if grids else []
 
     def _even(self, way: Way) -> bool:

@@ -17,12 +17,12 @@ from poly.errors import ScheduleError
 from poly.program import PathStep, Program
 from poly.scheduling.legality import BUDGET, EDIT_BUDGET, check
 from poly.scheduling.paths import Nest, canonical, placed
-from poly.scheduling.schedule import Edit, Schedule
+from poly.scheduling.schedule import Edit, Schedule, changed
 
 
 def finish(old: Schedule, new: Schedule, primitive: str, /, **arguments: object) -> Schedule:
     """Log the edit and, unless checks are put off (`unchecked`), have the new schedule checked."""
-    new = replace(new, log=(*old.log, Edit(primitive, tuple(arguments.items()))))
+    new = changed(new, log=(*old.log, Edit(primitive, tuple(arguments.items()))))
     if new.checked:
         check(new, old, budget=EDIT_BUDGET)
     return new
@@ -30,18 +30,18 @@ def finish(old: Schedule, new: Schedule, primitive: str, /, **arguments: object)
 
 def unchecked(schedule: Schedule) -> Schedule:
     """The same schedule, whose edits are checked together by `settle` instead of one by one."""
-    return replace(schedule, checked=False)
+    return changed(schedule, checked=False)
 
 
 def settle(schedule: Schedule, previous: Schedule | None = None) -> Schedule:
     """Check a schedule made by unchecked edits, of `previous` where that was checked. Raises `IllegalEdit`."""
     check(schedule, previous if previous is not None and previous.checked else None, budget=BUDGET)
-    return replace(schedule, checked=True)
+    return changed(schedule, checked=True)
 
 
 def renest(schedule: Schedule, names: Sequence[str], change: Callable[[Nest], Nest]) -> Schedule:
     """Change loops of some statements, and their order, but no place in a sequence: paths stay canonical."""
-    return replace(schedule, nests={**schedule.nests, **{n: placed(change(schedule.nests[n])) for n in names}})
+    return changed(schedule, nests={**schedule.nests, **{n: placed(change(schedule.nests[n])) for n in names}})
 
 
 def replaced(path: tuple[PathStep, ...], loop: str, by: Sequence[PathStep]) -> tuple[PathStep, ...]:
@@ -145,7 +145,7 @@ def _strip_mine(schedule: Schedule, loop: str, size: int) -> Schedule:
         else t
         for t in moved.program.tensors
     )
-    return replace(moved, marks=marks, program=_with_tensors(moved.program, tensors))
+    return changed(moved, marks=marks, program=_with_tensors(moved.program, tensors))
 
 
 def _with_tensors(program: Program, tensors: tuple[object, ...]) -> Program:
@@ -245,7 +245,7 @@ def fuse(schedule: Schedule, first: str, second: str) -> Schedule:
     program = renamed_scopes(schedule.program, {first: name, second: name})
     return finish(
         schedule,
-        replace(schedule, nests=canonical(nests, prefix[:-1]), marks=marks, program=program),
+        changed(schedule, nests=canonical(nests, prefix[:-1]), marks=marks, program=program),
         "fuse",
         first=first,
         second=second,
@@ -321,7 +321,7 @@ def distribute(schedule: Schedule, loop: str, at: int = 1) -> Schedule:
         n: moved(nest) if n in later else kept(nest) if n in inside else nest for n, nest in schedule.nests.items()
     }
     marks = dict(schedule.marks) | ({name: schedule.marks[loop]} if loop in schedule.marks else {})
-    return finish(schedule, replace(schedule.with_nests(nests), marks=marks), "distribute", loop=loop, at=at)
+    return finish(schedule, schedule.with_nests(nests, marks=marks), "distribute", loop=loop, at=at)
 
 
 def _tensors_of(schedule: Schedule, statement: str) -> set[str]:

@@ -14,8 +14,9 @@ import islpy as isl
 from poly.affine import Affine, Constraint, FloorDiv, Mod, Var, var
 from poly.coefficients import bounded, relation_of, set_of
 from poly.errors import Bug, IllegalEdit
+from poly.locks import cached_property
 from poly.loops import Alloc, Compute, For, If, LoopTree, Node
-from poly.program import Access, Program, Statement, Tensor
+from poly.program import Access, Program, ReadIndex, Statement, Tensor
 from poly.relations import bound_set
 from poly.sets import PARAM, SET, fix_sizes, parameter_names
 from poly.text_printed import access_text
@@ -26,14 +27,54 @@ Interval = tuple[int | None, int | None]
 
 @dataclass(frozen=True)
 class _Place:
-    """A statement of the tree with the loops and guards around it, outermost first."""
+    """A statement of the tree with the loops and guards around it, outermost first. `parameters`: the free sizes, for
+    which the `context` holds.
+    """
 
     compute: Compute
     around: tuple[For | If, ...]
+    parameters: tuple[str, ...]
+    context: isl.Set
 
-    @property
+    @cached_property
     def loops(self) -> tuple[str, ...]:
         return tuple(node.variable for node in self.around if isinstance(node, For))
+
+    @cached_property
+    def intervals(self) -> Mapping[str, Interval]:
+        return _intervals(self.around)
+
+    @cached_property
+    def vectors(self) -> isl.Set:
+        """The values that the loops take."""
+        found = _loop_vectors(self, self.parameters)
+        return found if self.context.plain_is_universe() else found.intersect_params(self.context)
+
+    @cached_property
+    def relation(self) -> isl.Map:
+        """{ [loop values] -> [instance] }"""
+        return relation_of(self.compute.instance, self.loops, self.parameters).intersect_domain(self.vectors)
+
+    @property
+    def tells_apart(self) -> bool:
+        """Whether algebra tells that no instance runs twice: from one iterator after the other loops follow, each of
+        which moves it further than all that move it less, but for loops that are known before.
+        """
+        left = {*self.loops}
+        for e in self.compute.instance:
+            reach, found = 0, list[str]()
+            for atom, c in sorted(e.terms, key=lambda term: abs(term[1])):
+                name = atom.name if isinstance(atom, Var) else ""
+                if name and name not in left:
+                    continue
+                low, high = self.intervals.get(name, (None, None))
+                if low is None or high is None or abs(c) <= reach:
+                    break
+                reach += abs(c) * (high - low)
+                found.append(name)
+            else:
+                left.difference_update(found)
+        return not left
 
 
 def check_instances(tree: LoopTree, program: Program) -> None:
@@ -54,27 +95,31 @@ def _check(tree: LoopTree, program: Program) -> None:
     tensors = {t.name: t for t in tree.tensors} | {
         n.tensor.name: n.tensor for n in tree.nodes() if isinstance(n, Alloc)
     }
-    images: dict[str, isl.Set] = {}
-    reached: list[tuple[_Place, isl.Set]] = []
-    for place in _places(tree.body, ()):
-        s = program.statement[place.compute.statement]
-        vectors = _loop_vectors(place, tree.parameters)
-        vectors = vectors if context.plain_is_universe() else vectors.intersect_params(context)
-        relation = relation_of(place.compute.instance, place.loops, tree.parameters).intersect_domain(vectors)
-        image = relation.range().set_tuple_name(s.name)
-        if not relation.is_injective():
-            raise Bug(f"{tree.name}: instance {_repeated(relation, s)} runs twice")
-        before = images.get(s.name)
-        if before is not None and not before.is_disjoint(image):
-            raise Bug(f"{tree.name}: instance {_point(before.intersect(image), s)} runs at two places")
-        images[s.name] = image if before is None else before.union(image)
-        reached.append((place, vectors))
+    places: dict[str, list[_Place]] = {}
+    for compute, around in _places(tree.body, ()):
+        places.setdefault(compute.statement, []).append(_Place(compute, around, tree.parameters, context))
+    for name, own in places.items():
+        _check_once(program.statement[name], own, program, tree)
     for s in program.statements:
-        if s.external is None:
-            _check_coverage(s, images.get(s.name), bound_set(s.domain, program.context, tree.sizes), tree.name)
-    for place, vectors in reached:
-        _check_elements(place, vectors, program.statement[place.compute.statement], tree.parameters, sizes)
-        _check_accesses(place, vectors, tensors, program.statement[place.compute.statement], tree.parameters, sizes)
+        if s.external is None and s.name not in places:
+            _check_coverage(s, None, bound_set(s.domain, program.context, tree.sizes), tree.name)
+    for place in (place for own in places.values() for place in own):
+        _check_elements(place, program.statement[place.compute.statement], sizes)
+        _check_accesses(place, tensors, program.statement[place.compute.statement], sizes)
+
+
+def _check_once(s: Statement, places: Sequence[_Place], program: Program, tree: LoopTree) -> None:
+    """No instance runs twice, and all run."""
+    images: isl.Set | None = None
+    for place in places:
+        image = place.relation.range().set_tuple_name(s.name)
+        if not place.tells_apart and not place.relation.is_injective():
+            raise Bug(f"{tree.name}: instance {_repeated(place.relation, s)} runs twice")
+        if images is not None and not images.is_disjoint(image):
+            raise Bug(f"{tree.name}: instance {_point(images.intersect(image), s)} runs at two places")
+        images = image if images is None else images.union(image)
+    if s.external is None:
+        _check_coverage(s, images, bound_set(s.domain, program.context, tree.sizes), tree.name)
 
 
 def _check_coverage(s: Statement, image: isl.Set | None, domain: isl.Set, where: str) -> None:
@@ -87,11 +132,11 @@ def _check_coverage(s: Statement, image: isl.Set | None, domain: isl.Set, where:
         raise Bug(f"{where}: {_point(image.subtract(domain), s)} runs, but is no instance")
 
 
-def _places(nodes: Sequence[Node], around: tuple[For | If, ...]) -> Iterator[_Place]:
+def _places(nodes: Sequence[Node], around: tuple[For | If, ...]) -> Iterator[tuple[Compute, tuple[For | If, ...]]]:
     for node in nodes:
         match node:
             case Compute():
-                yield _Place(node, around)
+                yield node, around
             case For() | If():
                 yield from _places(node.body, (*around, node))
             case Alloc():
@@ -130,36 +175,52 @@ def _starts_at(v: Affine, start: Affine, lower: Sequence[Affine], step: int) -> 
     return (*(Constraint(start - b) for b in lower if b != start), Constraint((v - start) % step, True))
 
 
-def _check_elements(
-    place: _Place, vectors: isl.Set, s: Statement, parameters: Sequence[str], sizes: Mapping[str, int]
-) -> None:
+def _check_elements(place: _Place, s: Statement, sizes: Mapping[str, int]) -> None:
     """The tree touches the elements that the program says, where the program's guards say so."""
     values: dict[str, Affine | int] = dict(zip(s.iterators, place.compute.instance, strict=True)) | dict(sizes)
     pairs = zip((*place.compute.reads, place.compute.write), (*s.reads, s.write), strict=True)
     for new, old in ((new, old.substitute(values)) for new, old in pairs):
-        inside = vectors
+        wanted: isl.Set | None = None
         if new.guard != old.guard:
-            wanted, found = (set_of(a.guard, place.loops, parameters).intersect(vectors) for a in (old, new))
+            sets = (set_of(a.guard, place.loops, place.parameters) for a in (old, new))
+            wanted, found = (guard.intersect(place.vectors) for guard in sets)
             if not wanted.is_equal(found):
                 raise Bug(f"{s.name} reads {new.tensor} under another guard than {s.name}{list(s.iterators)} should")
-            inside = wanted
-        differing = [(a, b) for a, b in zip(new.index, old.index, strict=True) if a != b]
+        differing = [(a, b) for a, b in zip(new.index, old.index, strict=True) if not _alike(a, b, place.intervals)]
         equal = [Constraint(a - b, True) for a, b in differing if isinstance(a, Affine) and isinstance(b, Affine)]
         alike = new.tensor == old.tensor and len(equal) == len(differing)
-        if not alike or (equal and not inside.is_subset(set_of(equal, place.loops, parameters))):
+        same = set_of(equal, place.loops, place.parameters) if equal else None
+        if not alike or (same is not None and not (place.vectors if wanted is None else wanted).is_subset(same)):
             raise Bug(f"{s.name} touches {access_text(new)}, which should be {access_text(old)}")
 
 
-def _check_accesses(
-    place: _Place,
-    vectors: isl.Set,
-    tensors: Mapping[str, Tensor],
-    s: Statement,
-    parameters: Sequence[str],
-    sizes: Mapping[str, int],
-) -> None:
+def _alike(a: Affine | ReadIndex, b: Affine | ReadIndex, intervals: Mapping[str, Interval]) -> bool:
+    """Whether two subscripts are the same, by algebra where floors are numbers for what lies in the intervals."""
+    if a == b or not isinstance(a, Affine) or not isinstance(b, Affine):
+        return a == b
+    return _without_floors(a, intervals) == _without_floors(b, intervals)
+
+
+def _without_floors(expression: Affine, intervals: Mapping[str, Interval]) -> Affine:
+    """The same values without floors and remainders that follow from the intervals."""
+    result = Affine((), expression.constant)
+    for atom, c in expression.terms:
+        if isinstance(atom, Var):
+            result = result + Affine(((atom, c),))
+            continue
+        inner, divisor = _without_floors(atom.argument, intervals), atom.divisor
+        whole = Affine(tuple((a, k // divisor) for a, k in inner.terms if k % divisor == 0), inner.constant // divisor)
+        low, high = _interval(inner - whole * divisor, intervals)
+        if low is None or high is None or low // divisor != high // divisor:
+            result = result + Affine(((atom, c),))
+            continue
+        whole = whole + low // divisor
+        result = result + (whole if isinstance(atom, FloorDiv) else inner - whole * divisor) * c
+    return result
+
+
+def _check_accesses(place: _Place, tensors: Mapping[str, Tensor], s: Statement, sizes: Mapping[str, int]) -> None:
     """All that a place touches is inside of its tensor and its storage. isl is asked where intervals do not show it."""
-    intervals = _intervals(place.around)
     seen: set[Access] = set()
     for access in (*place.compute.reads, place.compute.write):
         if access in seen:
@@ -173,12 +234,14 @@ def _check_accesses(
         if tensor.layout is not None and not access.indirect:
             stored = [e.substitute(sizes) for e in tensor.layout.shape]
             pairs += zip(tensor.layout.place(access.affine_index), stored, strict=True)
-        doubtful = [(e, n) for e, n in pairs if not _inside(_interval(e, intervals), n)]
+        doubtful = [(e, n) for e, n in pairs if not _inside(_interval(e, place.intervals), n)]
         if not doubtful:
             continue
-        reached = vectors.intersect(set_of(access.guard, place.loops, parameters)) if access.guard else vectors
+        reached = place.vectors
+        if access.guard:
+            reached = reached.intersect(set_of(access.guard, place.loops, place.parameters))
         for subscript, extent in doubtful:
-            legal = set_of([Constraint(subscript), Constraint(extent - subscript - 1)], place.loops, parameters)
+            legal = set_of([Constraint(subscript), Constraint(extent - subscript - 1)], place.loops, place.parameters)
             if not reached.is_subset(legal):
                 _refuse(place, reached.subtract(legal), access, subscript, extent, s)
 

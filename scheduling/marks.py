@@ -11,7 +11,7 @@ from poly.loops import MOST_NOWAIT, LoopKind
 from poly.scheduling.edits import finish, loops_inside, new_names, renest
 from poly.scheduling.nowait import is_next, run_through
 from poly.scheduling.paths import Nest
-from poly.scheduling.schedule import Mark, Schedule
+from poly.scheduling.schedule import Mark, Schedule, changed
 
 FARTHEST = 1 << 20  # iterations that a loop may ask ahead: addresses stay within 64 bits
 _SHOWN: Mapping[LoopKind, str] = {
@@ -30,7 +30,7 @@ def _with_mark(schedule: Schedule, loops: Sequence[str], mark: Mark) -> Schedule
             what = f"loop {loop!r} is {_SHOWN[schedule.kind(loop)]} already"
             hint = f"tile({{{loop!r}: 8}}) for two loops, with a mark for each"
             raise ScheduleError(what, where=schedule.source.name, hint=hint)
-    return replace(schedule, marks={**schedule.marks, **dict.fromkeys(loops, mark)})
+    return changed(schedule, marks={**schedule.marks, **dict.fromkeys(loops, mark)})
 
 
 def unroll(schedule: Schedule, loop: str) -> Schedule:
@@ -65,7 +65,7 @@ def nontemporal(schedule: Schedule, loop: str) -> Schedule:
             hint="mark the loop that writes the tensor, after promotion the one of its copy back",
         )  # fmt: skip
     marks = {**schedule.marks, loop: replace(schedule.marks[loop], nontemporal=True)}
-    return finish(schedule, replace(schedule, marks=marks), "nontemporal", loop=loop)
+    return finish(schedule, changed(schedule, marks=marks), "nontemporal", loop=loop)
 
 
 def prefetch(schedule: Schedule, loop: str, along: str, ahead: int = 1) -> Schedule:
@@ -94,7 +94,7 @@ def prefetch(schedule: Schedule, loop: str, along: str, ahead: int = 1) -> Sched
         what = f"loop {loop!r} asks already for what it touches {before[1]} iterations of {before[0]!r} later"
         raise ScheduleError(what, where=schedule.source.name, hint="one prefetch for a loop")
     marks = {**schedule.marks, loop: replace(schedule.marks[loop], ahead=(along, ahead))}
-    return finish(schedule, replace(schedule, marks=marks), "prefetch", loop=loop, along=along, ahead=ahead)
+    return finish(schedule, changed(schedule, marks=marks), "prefetch", loop=loop, along=along, ahead=ahead)
 
 
 def parallelise(schedule: Schedule, loop: str) -> Schedule:
@@ -122,7 +122,7 @@ def nowait(schedule: Schedule, loop: str, following: str) -> Schedule:
         what = f"{before[0]!r} is already followed by {following!r}"
         raise ScheduleError(what, where=schedule.source.name, hint="one loop only may name another")
     marks = {**schedule.marks, loop: replace(schedule.marks[loop], nowait=following)}
-    marked = replace(schedule, marks=marks)
+    marked = changed(schedule, marks=marks)
     if len(run_through(marked, loop)) > MOST_NOWAIT:
         what = f"more than {MOST_NOWAIT} loops in a row without a meeting, with {loop!r} and {following!r}"
         raise ScheduleError(what, where=schedule.source.name, hint="let threads meet between two of them")

@@ -165,10 +165,13 @@ def _canonical(
     if len(members) == 1:
         paths[members[0][0]] = (*prefix, *(step for step in first[depth:] if isinstance(step, str)))
         return
-    for step in first[depth:]:  # loops with all members inside follow one another
-        if not isinstance(step, str) or any(path[depth : depth + 1] != (step,) for _, path in members):
+    least = min([len(path) for _, path in members])
+    start = depth
+    while depth < least and isinstance(step := first[depth], str):  # loops with all members inside follow one another
+        if any([path[depth] != step for _, path in members]):
             break
-        prefix, depth = (*prefix, step), depth + 1
+        depth += 1
+    prefix = (*prefix, *first[start:depth])
     places: dict[tuple[PathStep, ...], list[tuple[str, tuple[PathStep, ...]]]] = {}
     for name, path in members:
         end = depth

@@ -22,7 +22,7 @@ from poly.scheduling.edits import buffer_name, finish, free_buffer_name
 from poly.scheduling.footprint import Box
 from poly.scheduling.insertion import drop_unused, insert_nest, insert_statement, nest_of_tile, span
 from poly.scheduling.paths import canonical
-from poly.scheduling.schedule import Schedule
+from poly.scheduling.schedule import Schedule, changed
 from poly.scheduling.tile_footprints import Tile, accesses_to, named, tile_of
 from poly.sets import coalesced, identifier
 
@@ -104,7 +104,7 @@ class _Promoting:
             early = min(first, _after_writers(schedule, tensor, self.at, users))
             nests = insert_nest(nests, self.at, early, nest_of_tile(name, tile, new.shape, order), name)
         program = drop_unused(replace(schedule.program, tensors=(*schedule.program.tensors, new)), tuple(statements))
-        return replace(schedule, program=program, nests=canonical(nests))
+        return changed(schedule, program=program, nests=canonical(nests))
 
     def copy(self, name: str, footprint: isl.Map, write: Access, read: Access) -> Statement:
         """The statement that moves one element of one tile, of those in a footprint."""

@@ -21,7 +21,7 @@ from poly.scheduling.edits import buffer_name, finish, first_free
 from poly.scheduling.footprint import box_of
 from poly.scheduling.insertion import insert_nest, nest_of_tile, span
 from poly.scheduling.paths import Nest, canonical
-from poly.scheduling.schedule import Schedule
+from poly.scheduling.schedule import Schedule, changed
 from poly.scheduling.tile_footprints import Tile, apart, named
 from poly.scheduling.vectors import Vectors, before_in, together
 from poly.sets import OUT, coalesced, fix_sizes, identifier, witness
@@ -78,7 +78,7 @@ def _with_partial(
     nests = dict(schedule.nests)
     for made, position in ((merge.name, last + 1), (clear.name, first)):
         nests = insert_nest(nests, where, position, nest_of_tile(made, tile, tile.box.extents), made)
-    return replace(schedule, program=program, nests=canonical(nests))
+    return changed(schedule, program=program, nests=canonical(nests))
 
 
 def _refuse_order(schedule: Schedule, s: Statement, loop: str) -> NoReturn:

@@ -6,8 +6,8 @@ Edits are pure: each gives a new, checked `Schedule`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, SupportsIndex
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Final, NamedTuple, SupportsIndex
 
 from poly.arguments import checks_kinds, shown
 from poly.errors import NoSuchEdit, ScheduleError
@@ -186,7 +186,7 @@ class Schedule:
 
     def with_nests(self, nests: Mapping[str, Nest], **changes: object) -> Schedule:
         """A copy with other nests, paths made canonical; keeps the log and does not check."""
-        return replace(self, nests=canonical(nests), **changes)
+        return changed(self, nests=canonical(nests), **changes)
 
     def lower(self) -> LoopTree:
         """The loops (see `poly.scheduling.lowering`)."""
@@ -457,3 +457,14 @@ class Schedule:
         from poly.scheduling.arrange import arrange
 
         return arrange(self, nests)
+
+
+def changed(schedule: Schedule, /, **changes: object) -> Schedule:
+    """`dataclasses.replace` by what primitives have made, which is not looked at again."""
+    found, own = object.__new__(Schedule), schedule.__dict__
+    found.__dict__.update({name: own[name] for name in _FIELDS}, **changes)
+    return found
+
+
+
+_FIELDS: Final = tuple(f.name for f in fields(Schedule))
