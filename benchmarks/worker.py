@@ -14,7 +14,9 @@ import pickle
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from pkgutil import walk_packages
 from time import perf_counter, process_time, sleep
 
 import numpy as np
@@ -70,7 +72,7 @@ def _prepare(
         cached = None
         if name == "ours":
             with _on(cores):
-                _initialise()
+                _initialise(threads)
                 case.operands()  # their making is no part of compiling; those of the small cases are gone by now
                 seconds, call = _timed(lambda: prepare(case, threads))
                 cached = _timed(lambda: prepare(case, threads))[0]
@@ -113,8 +115,17 @@ def _file_name(case: Case) -> str:
     return "".join(c if c.isalnum() else "_" for c in case.name)
 
 
-def _initialise() -> None:
-    """Imports and the target, which are no part of a case's compile time: small cases bring in what is loaded late."""
+def _initialise(threads: int) -> None:
+    """Imports, the target and the workers, which are no part of a case's compile time: all modules, as those that are
+    loaded late are made from their source each time where nothing is kept of them, and small cases.
+    """
+    import poly  # not in the processes of peers
+
+    for module in walk_packages(poly.__path__, "poly."):
+        if not module.name.endswith("__main__"):
+            import_module(module.name)
+    if threads > 1:
+        poly.pool()
     ours(einsum("small product", "ik,kj->ij", (5, 6), (6, 7)), 1)
     ours(conv("small windows", (1, 8, 6, 6), (8, 8, 3, 3)), 1)
 
