@@ -22,6 +22,7 @@ from poly.frontend import (
     onnx_selection,
     onnx_shapes,
     onnx_spectral,
+    onnx_transposed,
     onnx_windows,
 )
 from poly.frontend.onnx_notation import Row
@@ -33,6 +34,7 @@ OPERATORS: Final[Mapping[str, Row]] = MappingProxyType(
     | onnx_shapes.ROWS
     | onnx_indexing.ROWS
     | onnx_windows.ROWS
+    | onnx_transposed.ROWS
     | onnx_products.ROWS
     | onnx_reductions.ROWS
     | onnx_normalisations.ROWS

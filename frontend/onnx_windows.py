@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
-from math import gcd, prod
+from math import prod
 from typing import Final
 
 import numpy as np
@@ -29,7 +28,6 @@ from poly.frontend.onnx_terms import (
 )
 
 _MOST_COUNTS: Final = 1 << 22
-_MOST_PHASES: Final = 32  # convolutions that one transposed convolution becomes
 _SPATIAL: Final = {1: ("l",), 2: ("h", "w"), 3: ("d", "h", "w")}
 
 
@@ -68,7 +66,7 @@ def spatial_names(rank: int) -> tuple[str, ...]:
     return _SPATIAL.get(rank) or tuple(f"i{k}" for k in range(rank))
 
 
-def _ints(b: Notation, name: str, usual: Sequence[int], rank: int) -> tuple[int, ...]:
+def ints_of(b: Notation, name: str, usual: Sequence[int], rank: int) -> tuple[int, ...]:
     """An attribute of as many integers as `usual`, which stand for it where it is left out."""
     values = b.ints_attribute(name) or tuple(usual)
     b.require(len(values) == len(usual), f"{name} {list(values)} do not fit {rank} spatial axes")
@@ -76,7 +74,7 @@ def _ints(b: Notation, name: str, usual: Sequence[int], rank: int) -> tuple[int,
 
 
 @dataclass(frozen=True)
-class _Axis:
+class Axis:
     """What a node says of one spatial axis, by `Window`'s names, without `auto_pad`."""
 
     name: str
@@ -92,21 +90,21 @@ class _Axis:
         return (self.kernel - 1) * self.dilation + 1
 
 
-def _axes_and_auto_pad(b: Notation, kernel: Sequence[int]) -> tuple[list[_Axis], str]:
+def axes_and_auto_pad(b: Notation, kernel: Sequence[int]) -> tuple[list[Axis], str]:
     """The spatial axes of a node with windows, and how it is padded. Raises `OnnxError` on what does not fit."""
     rank = len(kernel)
     b.require(rank > 0, "has no spatial axes")
-    strides, dilations = _ints(b, "strides", (1,) * rank, rank), _ints(b, "dilations", (1,) * rank, rank)
-    pads = _ints(b, "pads", (0,) * (2 * rank), rank)
+    strides, dilations = ints_of(b, "strides", (1,) * rank, rank), ints_of(b, "dilations", (1,) * rank, rank)
+    pads = ints_of(b, "pads", (0,) * (2 * rank), rank)
     b.require(min((*strides, *dilations, *kernel)) > 0, "strides, dilations and kernel must be positive")
     auto = b.string_attribute("auto_pad", "NOTSET")
     b.require(auto in ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"), f"auto_pad {auto!r} is unknown")
     pads = (0,) * len(pads) if auto == "VALID" else pads
     said = zip(spatial_names(rank), kernel, strides, dilations, pads[:rank], pads[rank:], strict=True)
-    return [_Axis(*values) for values in said], auto
+    return [Axis(*values) for values in said], auto
 
 
-def _halves(total: int, auto: str) -> tuple[int, int]:
+def halves(total: int, auto: str) -> tuple[int, int]:
     """Padding before and after, of which there is so much in all."""
     before = total // 2 if auto == "SAME_UPPER" else total - total // 2
     return before, total - before
@@ -125,12 +123,12 @@ def windows(b: Notation, extents: Sequence[int], kernel: Sequence[int], partial:
     `partial`: one that exceeds the padded extent by less than a stride has a position, as onnx's shape inference and
     ONNX Runtime divide; the reference evaluator rounds down, and has none.
     """
-    (axes, auto), ceil = _axes_and_auto_pad(b, kernel), b.int_attribute("ceil_mode", 0) == 1
+    (axes, auto), ceil = axes_and_auto_pad(b, kernel), b.int_attribute("ceil_mode", 0) == 1
     found: list[Window] = []
     for a, extent in zip(axes, extents, strict=True):
         before, after = a.before, a.after
         if auto in ("SAME_UPPER", "SAME_LOWER"):
-            before, after = _halves(max((-(-extent // a.stride) - 1) * a.stride + a.span - extent, 0), auto)
+            before, after = halves(max((-(-extent // a.stride) - 1) * a.stride + a.span - extent, 0), auto)
         room = extent + before + after - a.span
         room = max(room, 0) if partial and room > -a.stride else room
         size = _positions(room, a.stride, ceil, extent + before)
@@ -154,7 +152,7 @@ def _extents(axes: Sequence[Window]) -> tuple[int, ...]:
     return tuple(a.positions for a in axes)
 
 
-def _over(axes: Sequence[Window]) -> dict[str, int]:
+def taps_of(axes: Sequence[Window]) -> dict[str, int]:
     return {f"k{a.name}": a.kernel for a in axes if a.kernel > 1}
 
 
@@ -181,9 +179,9 @@ def conv_nest(b: Notation, x: Value, w: Value, bias: Value | None) -> ConvNest:
     b.require(fits, f"{x.shape[1]} channels, weights {list(w.shape)} and group {group} do not fit together")
     b.require(bias is None or bias.shape == (outer,), f"bias is not [{outer}]")
     axes = windows(b, x.shape[2:], kernel_of(b, w))
-    ranges, m, first = _channels(outer, inner, group)
+    ranges, m, first = channels_of(outer, inner, group)
     ranges = {"n": x.shape[0], **ranges, **{a.name: a.positions for a in axes}}
-    over = ({} if group > 1 and inner == 1 else {"c": inner}) | _over(axes)
+    over = ({} if group > 1 and inner == 1 else {"c": inner}) | taps_of(axes)
     c: Index = var("c") if "c" in over else 0
     source = (var("n"), first + c, *(a.place for a in axes))
     place = (var("n"), m, *(var(a.name) for a in axes))
@@ -201,7 +199,7 @@ def conv(b: Notation) -> None:
     b.reduce(y, nest.ranges, nest.over, data * w[nest.taps], index=nest.place, start=start)
 
 
-def _channels(outer: int, inner: int, group: int) -> tuple[dict[str, int], Affine, Affine]:
+def channels_of(outer: int, inner: int, group: int) -> tuple[dict[str, int], Affine, Affine]:
     """Iterators of the output channels, the output channel, the first input channel of its group."""
     if group == 1:
         return {"m": outer}, var("m"), Affine()
@@ -209,113 +207,6 @@ def _channels(outer: int, inner: int, group: int) -> tuple[dict[str, int], Affin
     if each == 1:
         return {"g": group}, var("g"), var("g") * inner
     return {"g": group, "q": each}, var("g") * each + var("q"), var("g") * inner
-
-
-def conv_transpose(b: Notation) -> None:
-    """The transposed access: Y[n, m, s*p + d*k - before] += X[n, c, p] * W[c, m, k], where that lies inside.
-
-    Where taps overlap, every remainder of a position by the strides is a convolution of its own, whose sums stay where
-    they are made (Dumoulin and Visin, "A guide to convolution arithmetic for deep learning", 2016, section 4.6).
-    """
-    x, w, bias = b.input(0), b.input(1), b.optional(2)
-    rank, group = x.rank - 2, b.int_attribute("group", 1)
-    b.require(rank >= 1 and w.rank == x.rank, f"ranks {x.rank} and {w.rank}: needs [N, C, ...] and [C, M / group, ...]")
-    b.require(group > 0 and x.shape[1] == w.shape[0] and w.shape[0] % group == 0, f"weights {list(w.shape)} do not fit")
-    each, inner = w.shape[1], w.shape[0] // group
-    b.require(bias is None or bias.shape == (each * group,), f"bias is not [{each * group}]")
-    axes = _transposed(b, x.shape[2:], kernel_of(b, w))
-    y = b.output((x.shape[0], each * group, *(a.elements for a in axes)), x.dtype)
-    start = literal(0) if bias is None else bias[var("m")]
-    # Where taps neither overlap nor leave gaps, sums start where they are made: by position and tap.
-    even = all(a.stride == a.kernel and a.dilation == 1 for a in axes)
-    apart = even and all(a.before == 0 and a.elements == a.positions * a.stride for a in axes)
-    if not apart and prod(a.stride for a in axes) <= _MOST_PHASES:
-        return _by_phases(b, y, x, w, bias, axes, each)
-    ranges = {a.name: a.positions if apart else a.elements for a in axes} | (_over(axes) if apart else {})
-    places = [a.place if apart else var(a.name) for a in axes]
-    ranges = {"n": x.shape[0], "m": each * group, **ranges}
-    b.assign(y, ranges, start, (var("n"), var("m"), *places), suffix="_init")
-    channels, m, first = _channels(each * group, inner, group)
-    within: Index = var("m") if group == 1 else var("q") if "q" in channels else 0
-    over = {"c": inner} | _over(axes)
-    ranges = {"n": x.shape[0], **channels, **{a.name: a.positions for a in axes}, **over}
-    source = (var("n"), first + var("c"), *(var(a.name) for a in axes))
-    value = x[source] * w[(first + var("c"), within, *(a.tap for a in axes))]
-    inside = [c for a in axes for c in (Constraint(a.place), Constraint(a.elements - 1 - a.place))]
-    b.assign(y, ranges, value, (var("n"), m, *(a.place for a in axes)), combiner="+", where=inside)
-
-
-def _by_phases(
-    b: Notation, y: Value, x: Value, w: Value, bias: Value | None, axes: Sequence[Window], each: int
-) -> None:
-    """`conv_transpose`, a convolution for every tuple of remainders."""
-    group = y.shape[1] // each
-    channels, m, first = _channels(y.shape[1], w.shape[0] // group, group)
-    within: Index = var("m") if group == 1 else var("q") if "q" in channels else 0
-    several = prod(a.stride for a in axes) > 1
-    for k, remainders in enumerate(product(*(range(a.stride) for a in axes))):
-        phases = [Phase.of(a, r) for a, r in zip(axes, remainders, strict=True)]
-        ranges = {"n": x.shape[0], **channels, **{p.name: p.size for p in phases}}
-        place = (var("n"), m, *(var(a.name) * a.stride + r for a, r in zip(axes, remainders, strict=True)))
-        start = literal(0) if bias is None else bias[m]
-        if not all(p.size and p.taps for p in phases):  # no tap comes there
-            b.assign(y, ranges, start, place, suffix=f"_phase{k}")
-            continue
-        over = {"c": w.shape[0] // group} | {f"k{p.name}": p.taps for p in phases if p.taps > 1}
-        source = (var("n"), first + var("c"), *(p.source for p in phases))
-        value = b.padded(x, source, 0, {**ranges, **over}) * w[(first + var("c"), within, *(p.tap for p in phases))]
-        sums = b.temporary(f"phase{k}", (x.shape[0], y.shape[1], *(p.size for p in phases)), x.dtype) if several else y
-        own = (var("n"), m, *(var(p.name) for p in phases))
-        b.reduce(sums, ranges, over, value, index=own, start=start, suffix=f"_phase{k}")
-        if several:
-            b.assign(y, ranges, sums[own], place, suffix=f"_phase{k}_place")
-
-
-@dataclass(frozen=True)
-class Phase:
-    """The elements of one remainder along an axis of a transposed window: `size` of them, with `taps` each, which read
-    at `source` what meets the `tap` of the weights.
-    """
-
-    name: str
-    size: int
-    taps: int
-    source: Affine
-    tap: Affine
-
-    @classmethod
-    def of(cls, axis: Window, remainder: int) -> Phase:
-        """d*k = remainder + before - s*(p - source) has a solution k every s / gcd(s, d) taps, or none."""
-        common = gcd(axis.stride, axis.dilation)
-        step, shift = axis.stride // common, remainder + axis.before
-        begins = [k for k in range(min(step, axis.kernel)) if (shift - axis.dilation * k) % axis.stride == 0]
-        size = max(0, -((remainder - axis.elements) // axis.stride))
-        if not begins:
-            return cls(axis.name, size, 0, Affine(), Affine())
-        taps = -((begins[0] - axis.kernel) // step)
-        t = var(f"k{axis.name}") if taps > 1 else Affine()
-        source = var(axis.name) + (shift - axis.dilation * begins[0]) // axis.stride - t * (axis.dilation // common)
-        return cls(axis.name, size, taps, source, t * step + begins[0])
-
-
-def _transposed(b: Notation, extents: Sequence[int], kernel: Sequence[int]) -> list[Window]:
-    """The axes of a transposed window, of which `extents` are the positions. Raises `OnnxError`."""
-    rank, (axes, auto) = len(extents), _axes_and_auto_pad(b, kernel)
-    extra = _ints(b, "output_padding", (0,) * rank, rank)
-    b.require(min(extra) >= 0, f"output_padding {list(extra)} is negative")
-    wanted = _ints(b, "output_shape", (0,) * rank, rank) if b.ints_attribute("output_shape") else None
-    found: list[Window] = []
-    for k, (a, extent) in enumerate(zip(axes, extents, strict=True)):
-        full = a.stride * (extent - 1) + extra[k] + a.span
-        before, after = a.before, a.after
-        if wanted is not None:
-            before, after = _halves(full - wanted[k], auto)
-        elif auto in ("SAME_UPPER", "SAME_LOWER"):
-            before, after = _halves(max(full - extent * a.stride, 0), auto)
-        size = full - before - after
-        b.require(size > 0, f"the output would have the extent {size} along axis {k + 2}")
-        found.append(Window(a.name, size, a.kernel, a.stride, a.dilation, before, after, extent))
-    return found
 
 
 def col_to_im(b: Notation) -> None:
@@ -336,7 +227,7 @@ def col_to_im(b: Notation) -> None:
         taps = taps + int(np.prod(block[k + 1 :], dtype=np.int64)) * Affine.of(a.tap)
         places = places + int(np.prod(_extents(axes)[k + 1 :], dtype=np.int64)) * var(a.name)
     value = x[(var("n"), var("c") * area + taps, places)]
-    ranges = {**outer, **{a.name: a.positions for a in axes}, **_over(axes)}
+    ranges = {**outer, **{a.name: a.positions for a in axes}, **taps_of(axes)}
     inside = [c for a in axes for c in (Constraint(a.place), Constraint(a.elements - 1 - a.place))]
     b.assign(y, ranges, value, (var("n"), var("c"), *(a.place for a in axes)), combiner="+", where=inside)
 
@@ -358,7 +249,7 @@ def max_pool(b: Notation) -> None:
     axes = _pool_axes(b, x)
     y = b.output((*x.shape[:2], *_extents(axes)), x.dtype)
     ranges, place = _pool_ranges(x, axes)
-    over = _over(axes)
+    over = taps_of(axes)
     lowest = COMBINERS["max"].identity(x.dtype).value
     b.reduce(y, ranges, over, b.padded(x, place, lowest, {**ranges, **over}), "max")
     if b.wants(1):
@@ -377,7 +268,7 @@ def _max_indices(b: Notation, x: Value, y: Value, axes: Sequence[Window]) -> Non
     number = fn("select", fn("eq", x[place], y[point]), index_value(flat), x.size)
     b.assign(found, ranges, literal(x.size), suffix="_indices_init")
     inside = [c for a in axes for c in (Constraint(a.place), Constraint(a.elements - 1 - a.place))]
-    over = _over(axes)
+    over = taps_of(axes)
     b.assign(found, {**ranges, **over}, number, point, combiner="min", where=inside, suffix="_indices")
 
 
@@ -387,7 +278,7 @@ def average_pool(b: Notation) -> None:
     axes = _pool_axes(b, x)
     y = b.output((*x.shape[:2], *_extents(axes)), x.dtype)
     ranges, place = _pool_ranges(x, axes)
-    over = _over(axes)
+    over = taps_of(axes)
     total = b.temporary("sum", y.shape, sum_dtype(y.dtype))
     value = cast_between(b.padded(x, place, 0, {**ranges, **over}), x.dtype, total.dtype)
     b.reduce(total, ranges, over, value, suffix="_sum")
@@ -417,7 +308,7 @@ def lp_pool(b: Notation) -> None:
     axes = _pool_axes(b, x)
     y = b.output((*x.shape[:2], *_extents(axes)), x.dtype)
     ranges, place = _pool_ranges(x, axes)
-    over = _over(axes)
+    over = taps_of(axes)
     v = b.padded(x, place, 0, {**ranges, **over})
     total = b.temporary("sum", y.shape, y.dtype) if p > 1 else y
     b.reduce(total, ranges, over, _power(v, p), suffix="_sum")
@@ -497,7 +388,6 @@ ROWS: Final[dict[str, Row]] = {
     "AveragePool": average_pool,
     "Col2Im": col_to_im,
     "Conv": conv,
-    "ConvTranspose": conv_transpose,
     "GlobalAveragePool": global_average_pool,
     "GlobalLpPool": global_lp_pool,
     "GlobalMaxPool": global_max_pool,

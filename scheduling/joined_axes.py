@@ -101,7 +101,8 @@ def axes_apart(program: Program, but: Collection[str] = ()) -> Program:
             step = steps.get((access.tensor, d))
             if step and isinstance(i, Affine):
                 slow, fast = _parts(i)
-                index += (sum((var(n) * (i.coefficient(n) // step) for n in slow), Affine()), var(fast))
+                blocks = sum((var(n) * (i.coefficient(n) // step) for n in slow), Affine()) + i.constant // step
+                index += (blocks, var(fast) + i.constant % step)
             else:
                 index.append(i)
         return replace(access, index=tuple(index))
@@ -128,16 +129,17 @@ def _parts(i: Affine) -> tuple[list[str], str]:
 
 
 def _step(access: Access, axis: int, ranges: Mapping[str, tuple[int, int] | None]) -> int:
-    """How many iterations of a fast loop a step of the slow ones is, where they walk an axis together; else 0."""
+    """How many elements a step of the slow loops is, where the fast one stays in a block of so many; else 0."""
     i = access.index[axis]
-    if not isinstance(i, Affine) or not i.is_linear or i.constant or len(i.names) < 2:
+    if not isinstance(i, Affine) or not i.is_linear or len(i.names) < 2:
         return 0
     slow, fast = _parts(i)
     step = i.coefficient(slow[-1])
     if i.coefficient(fast) != 1 or step < 2 or not i.names <= ranges.keys():
         return 0
-    whole = ranges[fast] == (0, step - 1) and all(i.coefficient(n) % step == 0 for n in slow)
-    return step if whole else 0
+    low, high = ranges[fast] or (0, step)
+    inside = 0 <= i.constant % step + low and i.constant % step + high < step
+    return step if inside and all(i.coefficient(n) % step == 0 for n in slow) else 0
 
 
 def _joins(program: Program) -> _Joins | None:

@@ -230,12 +230,32 @@ def test_an_axis_that_is_walked_by_two_loops_becomes_two() -> None:
         ("Y[3*l + k, m] = 1", "Y[3*l + k + 0*m, m] = 1"),  # the same
         ("Y[3*l + k, m] += ", "Y[3*l + k + 1, m] += "),  # moved by one
         ("Y[3*l + k, m] += ", "Y[2*l + k, m] += "),  # overlapping
-        ("Y[3*l + k, m] = 1 where 0 <= l <= 6 and 0 <= k <= 2", "Y[3*l + k, m] = 1 where 0 <= l <= 9 and 0 <= k <= 1"),
+        ("Y[3*l + k, m] = 1 where 0 <= l <= 6 and 0 <= k <= 2", "Y[3*l + k, m] = 1 where 0 <= l <= 6 and 0 <= k <= 3"),
     ],
 )
 def test_an_axis_that_is_walked_in_another_way_stays_one(old: str, new: str) -> None:
     program = parse_program(DIGITS.replace(old, new).replace("Y: f32[21, 5]", "Y: f32[30, 5]"))
     assert (shapes(join_axes(program))["Y"] == (10, 15)) == ("0*m" in new)
+
+
+PARTS = """program parts
+input X: f32[7, 4]
+input W: f32[4, 6, 5]
+output Y: f32[42, 5]
+s0[l, k, m]: Y[6*l + k, m] = 1 where 0 <= l <= 6 and 0 <= k <= 5 and 0 <= m <= 4
+s1[l, k, m, c]: Y[6*l + k, m] += X[l, c]*W[c, k, m] where 0 <= l <= 6 and 0 <= k <= 1 and 0 <= m <= 4 and 0 <= c <= 3
+s2[l, k, m, c]: Y[6*l + k + 8, m] += X[l, c]*W[c, k, m] where 0 <= l < 6 and 0 <= k <= 3 and 0 <= m < 5 and 0 <= c < 4
+"""
+
+
+def test_an_axis_becomes_two_where_loops_walk_parts_of_its_blocks() -> None:
+    program = parse_program(PARTS)
+    apart = axes_apart(program)
+    assert shapes(apart)["Y"] == (7, 6, 5)
+    assert [str(i) for i in apart.statement["s2"].write.index] == ["l + 1", "k + 2", "m"]
+    check_same(program, apart)
+    crossing = parse_program(PARTS.replace("k + 8", "k + 9"))  # from one block to the next
+    assert axes_apart(crossing) is crossing
 
 
 def test_a_transposed_convolution_without_overlaps_keeps_its_sums_in_registers() -> None:
