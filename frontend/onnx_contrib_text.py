@@ -12,6 +12,8 @@ from poly.errors import OnnxError
 from poly.frontend.onnx_notation import Call
 from poly.frontend.onnx_terms import Value
 
+Codes = tuple[str, str, str]  # the names of codes, of their scale and of their zero point, '' without one
+
 
 @dataclass
 class FunctionText:
@@ -35,9 +37,18 @@ class FunctionText:
             self.refuse(f"operand {position} is missing")
         return value
 
+    def name(self, position: int) -> str:
+        """The name of an operand that may be absent: then ''."""
+        return "" if self.given(position) is None else self.inputs[position]
+
     def integer(self, name: str) -> int:
         value = self.call.attributes[name]
         assert isinstance(value, int)
+        return value
+
+    def word(self, name: str) -> str:
+        value = self.call.attributes[name]
+        assert isinstance(value, str)
         return value
 
     def number(self, name: str) -> float:
@@ -61,6 +72,24 @@ class FunctionText:
         self.lines.append(f"{name} = {text}")
         return name
 
+    def copied(self, *names: str) -> str:
+        """Attributes of the node as they are, in `<>`; '' where it has none of them."""
+        texts = list[str]()
+        for name in names:
+            value = self.call.attributes.get(name)
+            if isinstance(value, str) and value:
+                texts.append(f'{name} = "{value}"')
+            elif isinstance(value, (int, float)) or (isinstance(value, tuple) and value):
+                texts.append(f"{name} = {list(value) if isinstance(value, tuple) else value!r}")
+        return f"<{', '.join(texts)}>" if texts else ""
+
+    def of(self, operator: str, *operands: str, name: str = "") -> str:
+        """A line for an operator, which may be followed by attributes."""
+        return self.add(f"{operator} ({', '.join(operands)})", name)
+
+    def byte(self, value: int) -> str:
+        return self.add(f"Constant <value = uint8[1] {{{value}}}> ()")
+
     def ints(self, *values: int) -> str:
         return self.add(f"Constant <value_ints = [{', '.join(map(str, values))}]> ()")
 
@@ -81,3 +110,12 @@ def scaled(b: FunctionText, value: str, factor: float, like: str, name: str = ""
     if factor == 1:
         return b.add(f"Identity({value})", name) if name else value
     return b.add(f"Mul({value}, {b.like(factor, like)})", name)
+
+
+def product_of_codes(b: FunctionText, left: Codes, right: Codes, bias: str) -> str:
+    """The product of two matrices of codes in the dtype of their scales, and a bias ('' without one)."""
+    zeros = [left[2], right[2]] if right[2] else [left[2]] if left[2] else []
+    exact = b.add(f"MatMulInteger({', '.join([left[0], right[0], *zeros])})")
+    factor = b.add(f"Mul({left[1]}, {right[1]})")
+    product = b.add(f"Mul({b.add(f'CastLike({exact}, {factor})')}, {factor})")
+    return b.add(f"Add({product}, {bias})") if bias else product

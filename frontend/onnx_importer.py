@@ -17,7 +17,8 @@ from poly.affine import Affine
 from poly.dtypes import Array, dtype_name, numpy_dtype
 from poly.errors import OnnxError
 from poly.expr import Const
-from poly.frontend.onnx_contrib import is_contrib
+from poly.frontend.onnx_contrib import DOMAIN, is_contrib
+from poly.frontend.onnx_contrib_blocks import ROWS as CONTRIB_ROWS
 from poly.frontend.onnx_control import CONTROL, graph_of
 from poly.frontend.onnx_fold import WITHOUT_CONTENT, Imported, fold, fold_batch_norm, live
 from poly.frontend.onnx_functions import function_body, has_function_body
@@ -370,7 +371,7 @@ class Importer:
 
     def _notate(self, call: Call, proto: onnx.NodeProto) -> Outcome:
         notation = Notation(call, self.values.names)
-        row = OPERATORS.get(call.operator) if not call.domain else None
+        row = (CONTRIB_ROWS if call.domain == DOMAIN else {} if call.domain else OPERATORS).get(call.operator)
         try:
             if row is None:
                 raise NoCompiledForm("the operator is not in the table")
@@ -390,7 +391,12 @@ class Importer:
     def _expanded(self, call: Call, proto: onnx.NodeProto) -> bool:
         """Import the operator's function body in its place, where ONNX has one and all of it has a compiled form."""
         outer = self._schemas
-        found = function_body(call, proto, outer.schema(call.operator, call.domain, call.where))
+        try:
+            found = function_body(call, proto, outer.schema(call.operator, call.domain, call.where))
+        except NeedsValue as reason:
+            if self._staged:
+                raise Interrupted(reason.message, reason.value) from None
+            raise OnnxError(reason.message, where=call.where, hint=reason.hint) from None
         if found is None:
             return False
         body, imports = found
