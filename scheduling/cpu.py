@@ -54,6 +54,7 @@ from poly.scheduling.nowait import without_meetings
 from poly.scheduling.private_nests import whole_nests
 from poly.scheduling.row_groups import groups_for
 from poly.scheduling.schedule import Schedule
+from poly.scheduling.side_by_side import is_side_by_side, side_by_side, with_shared_loops
 
 
 def schedule_for_cpu(
@@ -86,7 +87,7 @@ def _schedule(
     cannot be scheduled keep the program's own order. Then the statements of no group, each for itself.
     """
     start, apart = distributed(unchecked(Schedule(program)))
-    every = groups_for(apart, machine, threads)
+    every = side_by_side(apart, groups_for(apart, machine, threads), machine)
     whole = whole_nests(program, every)
     if whole:
         try:
@@ -245,6 +246,8 @@ def schedule_group(schedule: Schedule, group: Group, machine: Machine, threads: 
 
 def _schedule_parts(schedule: Schedule, group: Group, machine: Machine, threads: int) -> Schedule:
     """A group of rows or of row blocks as one nest, or where its statements have no common way to run, as its parts."""
+    if is_side_by_side(group):
+        return _schedule_beside(schedule, group, machine, threads)
     found = (STAGES if group.block else ACROSS).apply(schedule, group, machine, threads)
     rows = row_plan(schedule.program, group, machine, threads) if found is None and not group.block else None
     if rows is not None:
@@ -257,6 +260,14 @@ def _schedule_parts(schedule: Schedule, group: Group, machine: Machine, threads:
     for part in group.parts:
         schedule = schedule_group(schedule, part, machine, threads)
     return schedule
+
+
+def _schedule_beside(schedule: Schedule, group: Group, machine: Machine, threads: int) -> Schedule:
+    """Parts of one tensor, each as it is by itself, but for the loops that they share."""
+    found = schedule
+    for part in group.parts:
+        found = schedule_group(found, part, machine, 1)
+    return _shared(schedule, with_shared_loops(found, group), group, machine, threads, len(group.box or ()))
 
 
 def _shared(

@@ -18,6 +18,7 @@ from poly.scheduling.in_place import in_place
 from poly.scheduling.known import split_known
 from poly.scheduling.placement import Placement, blocks_of, place
 from poly.scheduling.row_groups import groups_for
+from poly.scheduling.side_by_side import side_by_side
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ def group_program(program: Program, machine: Machine, threads: int = 1) -> Group
     if shapes:
         tensors = tuple(replace(t, shape=shapes.get(t.name, t.shape)) for t in program.tensors)
         program = replace(program, tensors=tensors)
-    busy = {k: group for k, group in enumerate(groups) if k not in idle}
+    number = {g.names[0]: k for k, g in enumerate(groups) if k not in idle}
+    busy = {number[g.names[0]]: g for g in side_by_side(program, [groups[k] for k in number.values()], machine)}
     users = users_by_tensor(program)
     parts = {k: extract(program, g, f"group_{k}", users) for k, g in busy.items()}
     if machine.kind == "cpu":

@@ -299,8 +299,8 @@ def report(rows: Sequence[Row]) -> str:
         lines.append(f"| {group} | {result} | {len(names)} | {text} | {names[0]} |")
     lines += [
         "", "## ONNX Runtime's own domain, com.microsoft", "",
-        f"{len(CONTRIB)} operators have a compiled form; each has cases in `tests/test_onnx_contrib.py`, with the results",
-        "of ONNX Runtime, codes within one. An operand, attribute or output without a form is refused by name.", "",
+        f"{len(CONTRIB)} operators have a compiled form; each has cases in `tests/test_onnx_contrib.py`, whose results",
+        "are those of ONNX Runtime, codes within one. An operand, attribute or output without a form is refused by name.", "",
         ", ".join(sorted(CONTRIB)) + ".",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
