@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import numpy as np
 
 from poly.affine import Affine
-from poly.dtypes import Array, dtype_name, numpy_dtype
+from poly.dtypes import Array, dtype_name, is_float, numpy_dtype, size_bytes
 from poly.errors import OnnxError, PolyError
 from poly.frontend.onnx_normalisations import affine_of_statistics
 from poly.frontend.onnx_notation import Attribute, Call, NoCompiledForm, Notation
@@ -51,7 +51,8 @@ def fold(call: Call, node: onnx.NodeProto, *, sized: bool = False) -> list[Array
     special = _SPECIAL.get(call.operator)
     if special is not None:
         found = special(call)
-        return None if found is None else [found]
+        if found is not None or call.operator in WITHOUT_CONTENT:
+            return None if found is None else [found]
     given = {v.name: v.array for v in call.inputs if v is not None and v.array is not None}
     if not call.inputs or len(given) < len({v.name for v in call.inputs if v is not None}):
         return None
@@ -180,19 +181,30 @@ def _shape(call: Call) -> Array | None:
     return np.array(value.shape[bounds], np.int64)
 
 
+def _cast_like(call: Call) -> Array | None:
+    """Of the other operand the dtype is enough."""
+    x, like = (*call.inputs, None)[:2]
+    if x is None or like is None or x.array is None or x.size > _MAX_SMALL:
+        return None
+    floats = is_float(like.dtype) and size_bytes(like.dtype) >= 4
+    exact = x.array.dtype.kind in "iu" and like.dtype in ("i32", "i64") and x.dtype != "u64"
+    return x.array.astype(numpy_dtype(like.dtype)) if x.dtype != "bool" and (floats or exact) else None
+
+
 def _size(call: Call) -> Array | None:
     value = call.inputs[0]
     return None if value is None else np.array(value.size, np.int64)
 
 
 _SPECIAL: Final[dict[str, Callable[[Call], Array | None]]] = {
+    "CastLike": _cast_like,
     "Constant": _constant,
     "ConstantOfShape": _constant_of_shape,
     "Shape": _shape,
     "Size": _size,
 }
 
-WITHOUT_CONTENT: Final = frozenset(_SPECIAL)  # operators with a rule of their own for folding
+WITHOUT_CONTENT: Final = frozenset(_SPECIAL) - {"CastLike"}  # operators with a rule of their own for folding
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from poly.affine import Affine, var
-from poly.dtypes import is_float, numpy_dtype
+from poly.dtypes import is_float, numpy_dtype, size_bytes
 from poly.frontend.onnx_indexing import MOST_PLACES
 from poly.frontend.onnx_notation import Notation, Row
 from poly.frontend.onnx_shapes import positions
-from poly.frontend.onnx_terms import Index, Term, Value, fn
+from poly.frontend.onnx_terms import Index, Term, Value, cast_between, fn
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -44,8 +44,18 @@ def resize(b: Notation) -> None:
     if mode == "nearest":
         _nearest(b, x, b.output(shape, x.dtype), places)
         return
-    b.supported(is_float(x.dtype), f"mode {mode!r} on {x.dtype} has no compiled form")
-    _interpolate(b, x, shape, changed, {k: _taps(b, mode, places[k], x.shape[k], scales[k]) for k in changed})
+    taps = {k: _taps(b, mode, places[k], x.shape[k], scales[k]) for k in changed}
+    whole = None if is_float(x.dtype) else _of_integers(b, x, mode, shape)
+    _interpolate(b, x, shape, changed, taps, whole)
+    if whole is not None:
+        y, (ranges, point) = b.output(shape, x.dtype), positions(shape)
+        b.assign(y, ranges, fn("round", whole[tuple(point)]).cast(x.dtype), suffix="_rounded")
+
+
+def _of_integers(b: Notation, x: Value, mode: str, shape: Sequence[int]) -> Value:
+    """What integers are interpolated in, to be rounded and saturated at the end, as in the reference."""
+    b.supported(x.dtype != "bool" and size_bytes(x.dtype) <= 4, f"mode {mode!r} on {x.dtype} has no compiled form")
+    return b.temporary("whole", shape, "f64")
 
 
 def _interpolate(
@@ -57,7 +67,8 @@ def _interpolate(
     for k in changed:
         now = [*value.shape[:k], shape[k], *value.shape[k + 1 :]]
         last = k == changed[-1]
-        y = (result or b.output(now, x.dtype)) if last else b.temporary(f"axis{k}", now, x.dtype)
+        dtype = x.dtype if result is None else result.dtype
+        y = (result or b.output(now, x.dtype)) if last else b.temporary(f"axis{k}", now, dtype)
         _weighted(b, value, y, k, taps[k])
         value = y
 
@@ -77,11 +88,11 @@ def _cropped(
         p = np.arange(shape[k], dtype=np.float64)
         places[k] = start * last + (p * (end - start) * last / (shape[k] - 1) if shape[k] > 1 else
                                     p + 0.5 * (end - start) * last)  # fmt: skip
-    inner = b.temporary("inner", shape, x.dtype)
+    plain = mode == "nearest" or is_float(x.dtype)
+    inner = b.temporary("inner", shape, x.dtype) if plain else _of_integers(b, x, mode, shape)
     if mode == "nearest":
         _nearest(b, x, inner, places)
     else:
-        b.supported(is_float(x.dtype), f"mode {mode!r} on {x.dtype} has no compiled form")
         taps = {k: _taps(b, mode, np.clip(at, 0, x.shape[k] - 1), x.shape[k], scales[k]) for k, at in places.items()}
         _interpolate(b, x, shape, changed, taps, inner)
     y = b.output(shape, x.dtype)
@@ -92,6 +103,7 @@ def _cropped(
         outside = (at < 0) | (at > x.shape[k] - 1)
         if outside.any():
             value = fn("select", b.new_constant(f"outside{k}", outside)[point[k]], beyond, value)
+    value = value if inner.dtype == x.dtype else fn("round", value).cast(x.dtype)
     b.assign(y, ranges, value, suffix="_cropped")
 
 
@@ -214,7 +226,7 @@ def _weighted(b: Notation, x: Value, y: Value, axis: int, taps: tuple[Ints, Floa
     ranges, point = positions(y.shape)
     k = var("k")
     index: list[Index | Term] = [table[point[axis], k] if d == axis else p for d, p in enumerate(point)]
-    value = x.take(*index) * weight[point[axis], k]
+    value = cast_between(x.take(*index), x.dtype, y.dtype) * weight[point[axis], k]
     b.reduce(y, ranges, {"k": source.shape[1]}, value, suffix=f"_{axis}")
 
 

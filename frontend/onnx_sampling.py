@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from poly.affine import Affine, var
-from poly.dtypes import is_float
+from poly.dtypes import is_float, numpy_dtype
 from poly.frontend.onnx_notation import Notation, Row
 from poly.frontend.onnx_shapes import positions, reshape_indices
 from poly.frontend.onnx_terms import Index, Term, Value, fn, index_value, literal
@@ -261,7 +261,36 @@ def max_unpool(b: Notation) -> None:
     b.assign(y, ranges, flat[tuple(source)], target)
 
 
+def affine_grid(b: Notation) -> None:
+    """Places of an output's elements on the input's axes, from -1 to 1, moved by a matrix for each item: first those of
+    a row, and what each further axis adds to it, so that a row's places lie side by side.
+    """
+    theta, size = b.input(0), b.constant_ints(1)
+    axes = len(size) - 2
+    b.require(axes in (2, 3), f"size {list(size)} has no two or three axes of places")
+    fits = theta.shape == (size[0], axes, axes + 1)
+    b.require(fits, f"theta {list(theta.shape)} is not {[size[0], axes, axes + 1]}")
+    corners, shape = b.int_attribute("align_corners", 0) == 1, size[2:]
+    b.supported(min(size) > 0 and not (corners and min(shape) < 2), "an axis has no two corners")
+    y = b.output((size[0], *shape, axes), theta.dtype)
+    dtype, names = numpy_dtype(theta.dtype), [f"d{d}" for d in range(axes)]
+    tables: list[Term] = []
+    for name, extent in zip(names, shape, strict=True):
+        place = np.arange(extent) * 2 / (extent - 1) - 1 if corners else (np.arange(extent) * 2 + 1) / extent - 1
+        tables.append(b.new_constant(f"place_{name}", place.astype(dtype))[var(name)])
+    item, column, side = var("n"), var(names[-1]), var("c")
+    row_ranges = {"n": size[0], names[-1]: shape[-1], "c": axes}
+    rows = [b.temporary(f"row{k}", tuple(row_ranges.values()), theta.dtype) for k in range(axes)]
+    first = theta[item, side, axes] + theta[item, side, 0] * tables[-1]
+    for k, row in enumerate(rows):
+        b.assign(row, row_ranges, theta[item, side, k] if k else first, suffix=f"_row{k}")
+    added = (row[item, column, side] * at for row, at in zip(rows[1:], tables[-2::-1], strict=True))
+    value = reduce(lambda p, q: p + q, added, rows[0][item, column, side])
+    b.assign(y, {"n": size[0], **dict(zip(names, shape, strict=True)), "c": axes}, value)
+
+
 ROWS: Final[dict[str, Row]] = {
+    "AffineGrid": affine_grid,
     "DeformConv": deform_conv,
     "GridSample": grid_sample,
     "MaxUnpool": max_unpool,

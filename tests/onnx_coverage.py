@@ -300,7 +300,7 @@ def report(rows: Sequence[Row]) -> str:
     lines += [
         "", "## ONNX Runtime's own domain, com.microsoft", "",
         f"{len(CONTRIB)} operators have a compiled form; each has cases in `tests/test_onnx_contrib.py`, whose results",
-        "are those of ONNX Runtime, codes within one. What has no form, an operand or attribute too, is refused by name.", "",
+        "are those of ONNX Runtime, codes within one. What has no form, operands and attributes too, is refused.", "",
         ", ".join(sorted(CONTRIB)) + ".",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
