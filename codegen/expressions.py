@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import numpy as np
 
@@ -11,8 +12,10 @@ from poly.codegen.addresses import LaneError, Linear
 from poly.codegen.state import State
 from poly.codegen.text import constant_text
 from poly.codegen.values import Value
-from poly.dtypes import is_float, is_integer, numpy_dtype
+from poly.dtypes import is_float, is_integer, numpy_dtype, size_bytes
 from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, dtype_of_literals, is_free
+
+_SHORT: Final = 1 << 16  # sums of numbers up to it and 16 bits are exact in f32
 
 
 def expression(s: State, body: Expr, reads: Mapping[int, Value], dtype: str | None, contract: bool) -> Value:
@@ -28,6 +31,8 @@ def expression(s: State, body: Expr, reads: Mapping[int, Value], dtype: str | No
             return index_value(s, index, target)
         case Cast(target, argument):
             inner = _unbounded(argument, target)
+            if (nearest := _nearest(s, inner, reads, target, contract)) is not None:
+                return nearest
             value = expression(s, inner, reads, dtype_of_literals((inner,)), contract)
             if inner is not argument and not is_float(value.dtype):  # integers wrap around
                 value = expression(s, argument, reads, dtype_of_literals((argument,)), contract)
@@ -49,6 +54,26 @@ def _unbounded(argument: Expr, dtype: str) -> Expr:
             return _unbounded(value, dtype) if idle else argument
         case _:
             return argument
+
+
+def _nearest(
+    s: State, argument: Expr, reads: Mapping[int, Value], dtype: str, contract: bool
+) -> Value | None:
+    """`round(v) + shift` of f32 in lanes as a short integer, where one conversion rounds; None for anything else."""
+    if s.lanes is None or not s.ops.target.x86 or not is_integer(dtype) or size_bytes(dtype) > 2:
+        return None
+    shift = 0.0
+    match argument:
+        case Apply("add", (Apply("round", (v,)), Const(shift) | Cast("f32", Const(shift)))):
+            pass
+        case Apply("round", (v,)):
+            pass
+        case _:
+            return None
+    value = expression(s, v, reads, dtype_of_literals((v,)), contract)
+    if value.dtype != "f32" or not value.lanes or not float(shift).is_integer() or abs(shift) > _SHORT:
+        return None
+    return s.ops.nearest(value, dtype, int(shift))
 
 
 def index_value(s: State, index: Affine, dtype: str = "i64") -> Value:

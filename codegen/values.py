@@ -334,6 +334,22 @@ class Vectors:
         convert = "fptoui" if wide[0] == "u" else "fptosi"
         return self.cast(Value(wide, a.lanes, self.writer.value(f"{convert} {source} {a.text} to {target}")), dtype)
 
+    def nearest(self, a: Value, dtype: str, shift: int) -> Value:
+        """round(a) + shift of f32 in lanes as integers of up to 16 bits, saturating, NaN becoming 0: bounded before it
+        is rounded, by whole numbers, so that the conversion to 32 bits rounds.
+        """
+        limits, lanes = np.iinfo(numpy_dtype(dtype).name), a.lanes
+        if limits.min < 0:  # else the bound that a NaN becomes is that of 0
+            a = self.select(self.op("fcmp ord", a, a, dtype="bool"), a, self.const("f32", -shift, lanes))
+        kind, whole = value_type("f32", lanes), value_type("i32", lanes)
+        for name, limit in (("maxnum", limits.min - shift), ("minnum", limits.max - shift)):
+            bound = self.const("f32", limit, lanes)
+            text = f"llvm.{name}.{suffix('f32', lanes)}"
+            a = Value("f32", lanes, self.writer.intrinsic(kind, text, ((kind, a.text), (kind, bound.text))))
+        name = f"llvm.lrint.{suffix('i32', lanes)}.{suffix('f32', lanes)}"
+        found = Value("i32", lanes, self.writer.intrinsic(whole, name, ((kind, a.text),)))
+        return self.cast(self.op("add", found, self.const("i32", shift, lanes)) if shift else found, dtype)
+
     def _saturated(self, a: Value, dtype: str) -> Value:
         """Floats in lanes to integers: bounded first, as machines convert lanes without saturating, to 32 bits or more.
         A greatest integer that is no float has the float below it as its bound, and is chosen for what lies above.

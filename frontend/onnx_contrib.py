@@ -16,12 +16,12 @@ from poly.frontend import onnx_contrib_floats as floats
 from poly.frontend import onnx_contrib_quantised as quantised
 from poly.frontend.onnx_contrib_attention import attention, grouped, multi_head, quantised_attention, rotary
 from poly.frontend.onnx_contrib_text import FunctionText
-from poly.frontend.onnx_notation import Call
+from poly.frontend.onnx_notation import CONTRIB, Call
+from poly.frontend.onnx_quantized import CONTRIB_ROWS as QUANTIZED
 
 if TYPE_CHECKING:
     import onnx
 
-DOMAIN: Final = "com.microsoft"
 _OPSET: Final = 23  # of ONNX, which the texts are written in
 _LOWEST: Final = -10000.0  # what is added to a masked score, unless the node says otherwise
 _IN_BOTH: Final = ("SimplifiedLayerNormalization",)  # written without a domain, too
@@ -51,7 +51,7 @@ class _Operator:
 
 def is_contrib(operator: str, domain: str) -> bool:
     """Whether an operator has a function here."""
-    return operator in OPERATORS and (domain == DOMAIN or (not domain and operator in _IN_BOTH))
+    return operator in OPERATORS and (domain == CONTRIB or (not domain and operator in _IN_BOTH))
 
 
 def contrib_function(call: Call) -> onnx.FunctionProto | None:
@@ -63,7 +63,7 @@ def contrib_function(call: Call) -> onnx.FunctionProto | None:
     found = OPERATORS[call.operator]
     body = FunctionText(call, found.input_names(len(call.inputs)), found.outputs.split())
     found.make(body)
-    head = f'<domain: "{DOMAIN}", opset_import: ["": {_OPSET}]>'
+    head = f'<domain: "{CONTRIB}", opset_import: ["": {_OPSET}]>'
     text = f"{head} F ({', '.join(body.inputs)}) => ({', '.join(body.outputs)}) {{ {' '.join(body.lines)} }}"
     return parser.parse_function(text)
 
@@ -95,7 +95,7 @@ def contrib_schema(operator: str) -> onnx.defs.OpSchema:
             attributes.append(defs.OpSchema.Attribute(name, kind_of, "", required=default is None))
         else:
             attributes.append(defs.OpSchema.Attribute(name, helper.make_attribute(name, default)))
-    return defs.OpSchema(operator, DOMAIN, 1, inputs=inputs, outputs=outputs, attributes=attributes)
+    return defs.OpSchema(operator, CONTRIB, 1, inputs=inputs, outputs=outputs, attributes=attributes)
 
 
 _SKIP: Final = "output mean inverse sum"
@@ -105,6 +105,7 @@ _WINDOW: Final[Mapping[str, _Default]] = {
     "auto_pad": "NOTSET", "ceil_mode": 0, "dilations": (), "group": 1, "kernel_shape": (), "pads": (), "strides": (),
 }
 _FUSED: Final[Mapping[str, _Default]] = {"alpha": 1.0, "transA": 0, "transB": 0, "transBatchA": 0, "transBatchB": 0}
+CONTRIB_ROWS: Final = {**blocks.ROWS, **QUANTIZED}  # asked before the functions
 OPERATORS: Final[Mapping[str, _Operator]] = {
     "Attention": _Operator(
         "input weights bias? mask_index? past? attention_bias? past_length?", "output present", attention,

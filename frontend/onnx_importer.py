@@ -17,13 +17,12 @@ from poly.affine import Affine
 from poly.dtypes import Array, dtype_name, numpy_dtype
 from poly.errors import OnnxError
 from poly.expr import Const
-from poly.frontend.onnx_contrib import DOMAIN, is_contrib
-from poly.frontend.onnx_contrib_blocks import ROWS as CONTRIB_ROWS
+from poly.frontend.onnx_contrib import CONTRIB_ROWS, is_contrib
 from poly.frontend.onnx_control import CONTROL, graph_of
 from poly.frontend.onnx_fold import WITHOUT_CONTENT, Imported, fold, fold_batch_norm, live
 from poly.frontend.onnx_functions import function_body, has_function_body
 from poly.frontend.onnx_model import Schemas, inferred_outputs, input_shapes, tensor_array
-from poly.frontend.onnx_notation import Call, NeedsValue, NoCompiledForm, Notation
+from poly.frontend.onnx_notation import CONTRIB, Call, NeedsValue, NoCompiledForm, Notation
 from poly.frontend.onnx_operators import MOVES, OPERATORS
 from poly.frontend.onnx_qdq import on_codes
 from poly.frontend.onnx_reference import captured_names, make_external
@@ -371,7 +370,7 @@ class Importer:
 
     def _notate(self, call: Call, proto: onnx.NodeProto) -> Outcome:
         notation = Notation(call, self.values.names)
-        row = (CONTRIB_ROWS if call.domain == DOMAIN else {} if call.domain else OPERATORS).get(call.operator)
+        row = (CONTRIB_ROWS if call.domain == CONTRIB else {} if call.domain else OPERATORS).get(call.operator)
         try:
             if row is None:
                 raise NoCompiledForm("the operator is not in the table")

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Final
 
 import islpy as isl
 import numpy as np
@@ -38,6 +39,7 @@ from poly.frontend.onnx_terms import (
 )
 from poly.program import Access, PathStep, ReadIndex, Statement, Tensor, box_domain, default_path
 
+CONTRIB: Final = "com.microsoft"  # ONNX Runtime's own domain
 Attribute = int | float | str | Array | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | bytes | None
 
 

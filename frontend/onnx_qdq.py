@@ -2,7 +2,8 @@
 
     q = QuantizeLinear(Conv(DequantizeLinear(x), DequantizeLinear(w), bias)) = QLinearConv(x, w, bias)
 
-and the same of MatMul, also with a Relu before the last: where the zero point is the least code, saturation is one.
+and the same of MatMul, and of Add as ONNX Runtime's QLinearAdd, also with a Relu before the last: where the zero point
+is the least code, saturation is one.
 The sums of codes are exact; what was f32 rounds to a neighbouring code at most, where it is half way between two.
 """
 
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from poly.dtypes import Array, numpy_dtype
-from poly.frontend.onnx_notation import Call
+from poly.frontend.onnx_notation import CONTRIB, Call
 from poly.frontend.onnx_terms import Value
 
 _ON_CODES: Final = {"Conv": "QLinearConv", "MatMul": "QLinearMatMul"}
@@ -40,6 +41,8 @@ def on_codes(last: Call, made_by: Maker, made_for_one: Maker, constant: Constant
     if found is not None and found.operator == "Relu" and _cuts_at_zero(last):
         found = made_for_one(found.inputs[0])
     result = last.inputs[1:3]
+    if found is not None and found.operator == "Add" and not found.domain:
+        return _sum(last, found, made_by, constant)
     if found is None or found.domain or found.operator not in _ON_CODES or not _whole(result):
         return None
     x, w = (_dequantised(made_by(v), 0 if found.operator == "Conv" else -1) for v in found.inputs[:2])
@@ -53,6 +56,20 @@ def on_codes(last: Call, made_by: Maker, made_for_one: Maker, constant: Constant
         return None
     operands = (*x, *w, *result, *(() if bias is None else (bias,)))
     return replace(last, operator=_ON_CODES[found.operator], attributes=found.attributes, inputs=operands)
+
+
+def _sum(last: Call, found: Call, made_by: Maker, constant: Constant) -> Call | None:
+    """A sum of two: factors to the result's scale, and one number for all zero points."""
+    sides = [_dequantised(made_by(v), -1) for v in found.inputs]
+    operands = [_with_zero(side, constant) for side in sides if side is not None]
+    if len(operands) < 2 or not all(_whole(part) for part in (*(o[1:] for o in operands), last.inputs[1:3])):
+        return None
+    if {o[0].dtype for o in operands} != {last.inputs[2].dtype if last.inputs[2] is not None else ""}:
+        return None
+    return replace(
+        last, operator="QLinearAdd", domain=CONTRIB, attributes={},
+        inputs=(*operands[0], *operands[1], *last.inputs[1:3]),
+    )  # fmt: skip
 
 
 def _whole(scale_and_zero: tuple[Value | None, ...]) -> bool:

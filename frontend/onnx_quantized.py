@@ -135,8 +135,33 @@ def qlinear_matmul(b: Notation) -> None:
     _requantise(b, y, total, tuple(point), ranges, scales, point[-1] if point else 0)
 
 
+def qlinear_add(b: Notation) -> None:
+    """saturate(round(x * (x_scale / scale) + y * (y_scale / scale) - zero points) + zero point), by known numbers."""
+    x, y, zero = b.input(0), b.input(3), b.optional(7)
+    given = [v.array for v in (*b.inputs[1:3], *b.inputs[4:7])]
+    whole = [None if a is None or a.size != 1 else float(a.reshape(-1)[0]) for a in given]
+    known = [v for v in whole if v is not None]
+    b.supported(len(known) == 5 and (zero is None or zero.array is not None), "scales are only known at run time")
+    floats = all(v.dtype == "f32" for v in (b.input(1), b.input(4), b.input(6)))
+    alike = x.dtype == y.dtype == (x.dtype if zero is None else zero.dtype)
+    b.supported(floats and alike and x.dtype in ("i8", "u8"), "no codes of 8 bits")
+    x_scale, x_zero, y_scale, y_zero, scale = known
+    b.require(scale > 0, f"the scale {scale:g} is not above 0")
+    left, right = (float(np.float32(s / scale)) for s in (x_scale, y_scale))
+    shape = np.broadcast_shapes(x.shape, y.shape)
+    result = b.output(shape, x.dtype)
+    ranges, point = positions(shape)
+    p, q = (v.aligned(point, shape).cast("f32") for v in (x, y))
+    total = p * left + (q * right - float(np.float32(left * x_zero + right * y_zero)))
+    shift = 0.0 if zero is None or zero.array is None else float(zero.array.reshape(-1)[0])
+    limits = np.iinfo("int8" if x.dtype == "i8" else "uint8")
+    held = fn("max", fn("min", fn("round", total) + shift, float(limits.max)), float(limits.min))
+    b.assign(result, ranges, held.cast(x.dtype))
+
+
 ROWS: Final[dict[str, Row]] = {
     "ConvInteger": conv_integer,
     "QLinearConv": qlinear_conv,
     "QLinearMatMul": qlinear_matmul,
 }
+CONTRIB_ROWS: Final[Mapping[str, Row]] = {"QLinearAdd": qlinear_add}

@@ -52,7 +52,7 @@ def check(nodes: Nodes, constants: Constants, x: np.ndarray, operators: set[str]
     """Within a code of the f32 model's; `operators`: those of the products among the nodes that are compiled."""
     model, arrays = chain_model(nodes, {"x": x}, ["y"], constants=constants, opset=19)
     graph = poly.from_onnx(model)
-    products = ("Conv", "MatMul", "QLinearConv", "QLinearMatMul", "Relu", "DequantizeLinear")
+    products = ("Conv", "MatMul", "QLinearConv", "QLinearMatMul", "QLinearAdd", "Relu", "DequantizeLinear")
     assert {n.operator for n in graph.nodes} & set(products) == operators
     found, want = np.asarray(poly.compile(model).run(arrays)["y"]), reference(model, arrays)["y"]
     assert (found.shape, found.dtype) == (want.shape, want.dtype)
@@ -133,6 +133,20 @@ def test_a_relu_goes_where_saturation_is_one(zero: int, left: set[str]) -> None:
     check(nodes, {**constants, "yz": np.array(zero, "u1")}, x, left)
 
 
+@pytest.mark.parametrize("dtype", ["u1", "i1"])
+@pytest.mark.parametrize("relu", [False, True])
+def test_a_sum_of_two(dtype: str, relu: bool) -> None:
+    zero = np.array(np.iinfo(dtype).min if relu else 7, dtype)
+    constants = {"xs": np.array(0.0213, "f4"), "xz": np.array(50, dtype), "c": codes(dtype, 40, 1),
+                 "cs": np.array(0.0311, "f4"), "ys": np.array(0.0427, "f4"), "yz": zero}  # fmt: skip
+    nodes = [
+        node("DequantizeLinear", "x xs xz", "xf"), node("DequantizeLinear", "c cs", "cf"),
+        node("Add", "xf cf", "s"), *([node("Relu", "s", "t")] if relu else []),
+        node("QuantizeLinear", "t ys yz" if relu else "s ys yz", "y"),
+    ]  # fmt: skip
+    check(nodes, constants, codes(dtype, 3, 40, 50), {"QLinearAdd"})
+
+
 def test_what_others_read_stays() -> None:
     """A block with a way around it: its dequantised input is read twice; and a result that is read as f32, too."""
     x, w = codes("u1", 1, 4, 8, 8), codes("i1", 4, 4, 1, 1)
@@ -141,6 +155,6 @@ def test_what_others_read_stays() -> None:
         node("QuantizeLinear", "t ys yz", "q"),
         node("DequantizeLinear", "q ys yz", "qf"), node("Add", "qf xf", "u"), node("QuantizeLinear", "u ys yz", "y"),
     ]  # fmt: skip
-    check([*nodes, *around_it], constants, x, {"QLinearConv", "DequantizeLinear"})
+    check([*nodes, *around_it], constants, x, {"QLinearConv", "QLinearAdd"})
     twice = [node("Add", "t t", "u"), node("QuantizeLinear", "u ys yz", "y")]
     check([*nodes, *twice], constants, x, {"Conv", "DequantizeLinear"})
