@@ -357,7 +357,7 @@ def test_float_to_integer_saturates_on_every_level(source: str, target: str) -> 
 @pytest.mark.parametrize(("target", "zero"), [("i8", -3), ("i8", 100), ("u8", 120), ("u8", 0), ("i16", 7), ("u16", 1)])
 def test_what_is_rounded_to_short_integers(target: str, zero: int) -> None:
     """Ties to even before the shift, saturation behind it, NaN as 0, with bounds written out and without."""
-    limits = np.iinfo(numpy_dtype(target))
+    limits = np.iinfo(numpy_dtype(target).name)
     around = [0.5, 1.5, 2.5, -0.5, -1.5, 0.49999997, limits.max - zero + 0.5, limits.min - zero - 0.5, 254.5, -128.5]
     x = np.array([*around, np.nan, np.inf, -np.inf, 1e30, -1e30, 2**31, 8388608.5] * 3, np.float32)
     want = np.nan_to_num(np.clip(np.rint(x.astype(np.float64)) + zero, limits.min, limits.max), nan=0)
