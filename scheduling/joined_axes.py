@@ -28,6 +28,9 @@ from poly.scheduling.wraps import wraps_apart
 SHORT = 8 * USUAL_LINE  # rows that are whole lines, or no shorter and turned elsewhere, fill vectors as they are
 REPEATS = (2, 4, 8)  # elements: longer repeats are vectors' worth, 32 of a byte are slower joined
 MANY = 4 << 20  # that no core holds near: rows between its lines cost more than loops that are cut unevenly
+# Elements that windows move by where these are picked from vectors: with more, of sums alone with 3, loops over blocks
+# take less (0114).
+PICKED, PICKED_WEIGHED = 2, 3
 Axis = tuple[str, int]  # a tensor, and the first of two axes
 Pair = tuple[str, str]  # two iterators, the second one faster
 
@@ -90,7 +93,8 @@ def axes_apart(program: Program, but: Collection[str] = ()) -> Program:
     for t in program.tensors:
         for d, extent in enumerate(t.shape if t.name not in but else ()):
             uses = [_step(access, d, ranges[s.name]) for s, access in _uses(program, t.name)]
-            if uses and uses[0] and len(set(uses)) == 1 and extent.constant % uses[0] == 0:
+            slides = any(_slides(s, access, d, ranges[s.name]) for s, access in _uses(program, t.name))
+            if not slides and uses and uses[0] and len(set(uses)) == 1 and extent.constant % uses[0] == 0:
                 steps[t.name, d] = uses[0]
     if not steps:
         return program
@@ -140,6 +144,21 @@ def _step(access: Access, axis: int, ranges: Mapping[str, tuple[int, int] | None
     low, high = ranges[fast] or (0, step)
     inside = 0 <= i.constant % step + low and i.constant % step + high < step
     return step if inside and all(i.coefficient(n) % step == 0 for n in slow) else 0
+
+
+def _slides(s: Statement, access: Access, axis: int, ranges: Mapping[str, tuple[int, int] | None]) -> bool:
+    """Whether a window of two axes and more moves by few elements along one, over what nothing else uses: its rows are
+    whole vectors, of which elements are picked.
+    """
+    written = {n for i in s.write.index if isinstance(i, Affine) for n in i.names}
+    places = [i for i in access.index if isinstance(i, Affine)]
+    moving = [i for i in places if i.names & written and i.names - written]
+    if s.combiner is None or len(moving) < 2 or access.index[axis] not in moving:
+        return False
+    own = {n for i in places for n in i.names}
+    steps = [abs(i.coefficient(n)) for i in moving for n in i.names & written]
+    short = max(steps) <= (PICKED_WEIGHED if len(s.reads) > 1 else PICKED)
+    return short and all(n in own or ranges[n] == (0, 0) for n in written)
 
 
 def _joins(program: Program) -> _Joins | None:

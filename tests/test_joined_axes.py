@@ -258,6 +258,31 @@ def test_an_axis_becomes_two_where_loops_walk_parts_of_its_blocks() -> None:
     assert axes_apart(crossing) is crossing
 
 
+WINDOWS = """program windows
+input X: f32[3, 12, 8]
+input W: f32[3, 2, 2]
+output Y: f32[3, 6, 4]
+s0[c, h, w]: Y[c, h, w] = 0 where 0 <= c < 3 and 0 <= h < 6 and 0 <= w < 4
+s1[c, h, w, a, b]: Y[c, h, w] += X[c, 2*h + a, 2*w + b]*W[c, a, b]
+  where 0 <= c < 3 and 0 <= h < 6 and 0 <= w < 4 and 0 <= a < 2 and 0 <= b < 2
+"""
+SHARED = """program shared
+input X: f32[3, 12, 8]
+input W: f32[5, 3, 2, 2]
+output Y: f32[5, 6, 4]
+s0[m, h, w]: Y[m, h, w] = 0 where 0 <= m < 5 and 0 <= h < 6 and 0 <= w < 4
+s1[m, h, w, c, a, b]: Y[m, h, w] += X[c, 2*h + a, 2*w + b]*W[m, c, a, b]
+  where 0 <= m < 5 and 0 <= c < 3 and 0 <= h < 6 and 0 <= w < 4 and 0 <= a < 2 and 0 <= b < 2
+"""
+
+
+@pytest.mark.parametrize(("text", "rank"), [(WINDOWS, 3), (SHARED, 5)])  # of what is read: channels share blocks
+def test_a_window_of_each_plane_that_moves_by_two_keeps_its_rows(text: str, rank: int) -> None:
+    program = parse_program(text.replace("\n  where", " where"))
+    assert len(shapes(join_axes(program))["X"]) == rank
+    check_same(program, join_axes(program))
+
+
 def test_a_transposed_convolution_without_overlaps_keeps_its_sums_in_registers() -> None:
     random = np.random.default_rng(0)
     x, w = (random.integers(-3, 4, shape).astype("f4") for shape in ((1, 6, 9, 8), (6, 16, 2, 3)))
