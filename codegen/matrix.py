@@ -137,7 +137,9 @@ def command(s: State, node: For) -> bool:
         if s.lanes is not None or any(a.indirect or a.guard for a in accesses):
             raise UnsupportedError("a command on tiles has lanes, indices from memory or padding", hint=_HINT)
         names = [loop.variable for loop in loops]
+        s.past = loops[-1].nontemporal
         _emit(s, inner, trips, *(_block(s, a, names, trips) for a in accesses))
+        s.past = False
         s.indices.values = saved
     return True
 
@@ -197,7 +199,8 @@ def _emit(s: State, node: Compute, trips: tuple[int, ...], write: Block, *reads:
             if outside.strides[1] == 1 and outside.tensor.dtype == inside.tensor.dtype:
                 pointer, step = pointer_to(s, outside.tensor, outside.first), outside.strides[0] * ELEMENT
                 given = f"i8 {_tile(s, inside, trips, (0, 1))}, ptr {pointer}, i64 {step}"
-                return _call(s, "tileloadd64" if stored else "tilestored64", given)
+                load = "tileloaddt164" if s.past else "tileloadd64"
+                return _call(s, load if stored else "tilestored64", given)
         case Apply(name, (Read(a), Read(b))) if name in PRODUCTS and stored and len(trips) == 3:
             summed = node.combiner is not None and node.combiner.symbol == "+"
             if summed and all(s.in_tiles(r.tensor.name) for r in reads):

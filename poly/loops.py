@@ -7,7 +7,8 @@ bounds of a loop inside depend on the lane or a buffer lives inside); `parallel`
 split over threads where only serial loops and buffers in memory stand around, else run in one piece); `unit` (absorbed
 in one command of a machine's engine: the array's m, n, k and outer loops, the vector engine's or a DMA's nest; `engine`
 names it, and `fill` the one that writes the pieces of a DMA's copy that are padding only).
-A vector loop may be `nontemporal`: whole, aligned vectors that it stores go to memory past the caches.
+A vector loop may be `nontemporal`: whole, aligned vectors that it stores go to memory past the caches; so may the
+innermost `unit` loop of a copy into an engine's memory: what it loads need not stay in the first cache.
 What it touches `ahead` (a loop, iterations of it later) it asks for into the first cache, as
 `poly.scheduling.marks.prefetch` says: no effect but on the caches. A serial loop `asks` in every iteration for the
 lines of some elements, into the second.

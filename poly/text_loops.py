@@ -203,8 +203,8 @@ def _for(head: Fragment, body: tuple[Node, ...]) -> For:
     kinds = [kind for kind in _KINDS if kind in clauses]
     if len(kinds) > 1 or any(clauses[kind].text for kind in kinds):
         raise head.error(f"a loop has one kind of {', '.join(_KINDS)}", match.end())
-    if "nontemporal" in clauses and (kinds != ["vector"] or clauses["nontemporal"].text):
-        raise head.error("only a vector loop is nontemporal", match.end())
+    if "nontemporal" in clauses and (kinds not in (["vector"], ["unit"]) or clauses["nontemporal"].text):
+        raise head.error("only a vector loop or one of an engine is nontemporal", match.end())
     if "ahead" in clauses and kinds != ["vector"]:
         raise head.error("only a vector loop fetches ahead", match.end())
     if "asks" in clauses and kinds:

@@ -21,7 +21,7 @@ from poly.scheduling.asked_copies import copies_into
 from poly.scheduling.cpu_block_ahead import Ahead
 from poly.scheduling.cpu_block_copies import Packing
 from poly.scheduling.cpu_block_steps import Steps
-from poly.scheduling.cpu_block_unit import Units
+from poly.scheduling.cpu_block_unit import Units, made_in_copies
 from poly.scheduling.cpu_chain import keep_values
 from poly.scheduling.cpu_core import WALKED
 from poly.scheduling.cpu_edits import cut, fused, loop_of, ordered, unrolled
@@ -57,7 +57,8 @@ def schedule_contraction(schedule: Schedule, group: Group, plan: BlockPlan, mach
 
 def _composed(schedule: Schedule, group: Group, plan: BlockPlan, machine: Machine) -> Schedule:
     padded = with_padding(schedule, group, plan.vector, {(p.statement, p.tensor) for p in plan.packs})
-    return keep_values(block_group(padded, group, plan, machine), group, machine)
+    composed = keep_values(block_group(padded, group, plan, machine), group, machine)
+    return made_in_copies(composed, plan) if plan.unit is not None else composed
 
 
 def block_group(schedule: Schedule, group: Group, plan: BlockPlan, machine: Machine) -> Schedule:
@@ -319,6 +320,7 @@ class Blocking(Tiling[BlockPlan]):
         schedule = fused(schedule, names, range(depth, depth + blocks + 2))
         loops = schedule.nests[names[0]].names
         for update in (n for n in names if self._is_update(schedule, n)):
+            schedule = self._packed_at(schedule, [update], "rows", loops[depth + blocks])
             schedule = self.units.in_tiles(schedule, names, update, loops[depth + blocks + 1])
         return schedule
 

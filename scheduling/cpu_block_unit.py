@@ -19,7 +19,18 @@ from poly.scheduling.cpu_facts import axis_of
 from poly.scheduling.cpu_plan import BlockPlan, Piece, Strip
 from poly.scheduling.edits import free_buffer_name
 from poly.scheduling.groups import Group
+from poly.scheduling.inlining import maker_of, suits_copies
 from poly.scheduling.schedule import Schedule
+
+
+def made_in_copies(schedule: Schedule, plan: BlockPlan) -> Schedule:
+    """A contraction's copies that join elements themselves, where they pack what only joins them."""
+    packed = {p.tensor for p in plan.packs}
+    for copy in [s.name for s in schedule.program.statements if s.copies and s.reads[0].tensor in packed]:
+        maker = maker_of(schedule, copy)
+        if maker is not None and suits_copies(schedule.program, maker):
+            schedule = schedule.inline(copy)
+    return schedule
 
 
 @dataclass(frozen=True)
@@ -96,6 +107,9 @@ class Units:
                 assert last is not None
                 axes = (step, last)
             schedule = self._promoted(schedule, update, k, at, axes, [update])
+            if unit.passing and first is None:
+                copy = f"ld_{schedule.program.statement[update].reads[k].tensor}"
+                schedule = schedule.nontemporal(schedule.nests[copy].names[-1])
         return schedule
 
     def _promoted(

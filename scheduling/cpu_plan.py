@@ -98,7 +98,7 @@ class TilePlan:
 class UnitPlan:
     """Register tiles in tiles of a core's matrix unit, an `engine`: each is so many `rows` and a vector of lanes, and a
     command makes `steps` iterations of the reduction's loop over `iterator`, of `length`, by an `operator` of
-    `poly.expr.DOTS`.
+    `poly.expr.DOTS`. `passing`: what is packed for the lanes does not stay in the first cache.
     """
 
     engine: str
@@ -107,6 +107,7 @@ class UnitPlan:
     iterator: str
     steps: int
     length: int
+    passing: bool = False
 
 
 @dataclass(frozen=True)

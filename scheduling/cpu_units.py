@@ -14,15 +14,19 @@ from math import prod
 import numpy as np
 
 from poly.expr import Apply, Read
-from poly.scheduling.cpu_core import TILE_CYCLES
+from poly.locks import cached_property
+from poly.scheduling.cpu_core import TILE_CYCLES, Core
 from poly.scheduling.cpu_facts import axis_of
-from poly.scheduling.cpu_plan import BlockPlan, Piece, Strip, UnitPlan, balanced, tallest
+from poly.scheduling.cpu_plan import BlockPlan, Pack, Piece, Strip, UnitPlan, balanced, tallest
 from poly.scheduling.cpu_rating import Grid, Rated, RatedWays
 from poly.scheduling.cpu_ways import Way
+from poly.scheduling.inlining import suits_copies
 
 SIDE = 2  # tiles of the unit beside each other in a register tile, along rows and along lanes
 PANELS, ROW_BLOCKS = (1, 4, 8, 16, 32), (0, 4, 16)
 LEFT_OVER = 1.5  # times its operations that a column takes which is left over for vectors
+BESIDE = 1.25  # of what is counted on of a core's own caches but the first
+MOST_AGAIN = 4  # blocks of lanes for each of which rows are made anew
 SHAPES = 300.0  # cycles until the unit has been told other shapes
 
 
@@ -86,6 +90,13 @@ class RatedUnits(RatedWays):
 
     # ---- sizes
 
+    @cached_property
+    def core(self) -> Core:
+        """The core with what passes by once, rows and results, beside what blocks of lanes may take of its caches."""
+        core, own = super().core, len(super().core.own)
+        more = [c._replace(capacity=int(c.capacity * BESIDE)) if 0 < n < own else c for n, c in enumerate(core.caches)]
+        return replace(core, caches=tuple(more))
+
     def _unit_tile(self, way: Way, unit: UnitPlan) -> tuple[int, int]:
         """Rows and vectors of a register tile."""
         rows, lanes = self.extents[self.names[way.rows]], self.facts.extents[self.lanes]
@@ -99,7 +110,10 @@ class RatedUnits(RatedWays):
         panels = sorted({min(p, tiles) for p in (*PANELS, tiles, -(-tiles // self.facts.threads))})
         blocks = sorted({min(b, count) for b in ROW_BLOCKS}) if not way.lanes_inside else [0]
         depths = [d for d in (0, *self.depths_of(way)) if (d or not way.lanes_outside) and self._is_deep(d, unit)]
-        found = [(height, width, p, b, d) for p in panels for b in blocks for d in depths]
+        found = [
+            (height, width, p, b, d) for p in panels for b in blocks for d in depths
+            if (way.lanes_inside and (p > 1 or tiles == 1)) or not self._passes(unit, height, width, d)
+        ]  # fmt: skip
         if not found:
             return None
         sizes = np.array(found, float)
@@ -147,7 +161,30 @@ class RatedUnits(RatedWays):
             wide, block = max(1, p.tile // self.vector), min(lane_block, (p.high - p.low) // p.tile)
             own = pieces if p.tile > 1 else balanced(start, rows, max(1, tallest(1, True, self.core.registers)))
             strips.append(Strip(p.low, p.high, wide, own, block))
+        unit = replace(unit, passing=self._passes(unit, height, width, depth))
+        packs += self._rows_made(way, lane_block * width)
         return replace(plan, packs=packs, strips=tuple(strips), unit=unit)
+
+    def _rows_made(self, way: Way, vectors: int) -> tuple[Pack, ...]:
+        """The operand of rows, where what makes it can do so for a tile of rows, which few blocks of lanes use."""
+        along = self.names[way.rows]
+        k = next(k for k, o in enumerate(self.operands[:-1]) if o.depends(along))
+        access = self.update.accesses[k][0]
+        program = self.facts.program
+        tensor = program.tensor[access.tensor]
+        makers = [s for s in program.statements if s.write.tensor == tensor.name]
+        made = tensor.role == "temporary" and len(makers) == 1 and suits_copies(program, makers[0])
+        if not way.lanes_inside or not made or self.vectors > MOST_AGAIN * vectors:
+            return ()
+        order = tuple(range(len(access.index)))
+        return (Pack(self.update.name, tensor.name, k, order, order[-1], pad=False, site="rows"),)
+
+    def _passes(self, unit: UnitPlan, height: int, width: int, depth: int) -> bool:
+        """Whether the first cache does not hold both operands of a register tile: rows stay there then, and what is
+        packed for the lanes, tile after tile, is loaded past it.
+        """
+        steps = prod(self.ranges.values()) // unit.length * (depth or unit.length)
+        return steps * (height + width * self.vector) * self.operands[-1].element > self.core.counted_on(0)
 
 
 def _pieces(start: int, extent: int, side: int, most: int, alone: bool = False) -> Iterator[Piece]:

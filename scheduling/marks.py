@@ -50,19 +50,26 @@ def vectorise(schedule: Schedule, loop: str) -> Schedule:
 
 
 def nontemporal(schedule: Schedule, loop: str) -> Schedule:
-    """Let a vector loop store past the caches: whole, aligned vectors of what it writes to memory.
+    """Let a vector loop store past the caches: whole, aligned vectors of what it writes to memory. Or let the command
+    of a unit loop load what need not stay in the first cache.
 
     Every such store replaces what is there: a target that is combined with its old value is read, so cached, anyway.
     """
     statements = [schedule.statement(name) for name in schedule.under(loop)]
-    if schedule.kind(loop) != "vector":
+    kind = schedule.kind(loop)
+    if kind not in ("vector", "unit"):
         hint = f"vectorise({loop!r}) first"
         raise ScheduleError(f"loop {loop!r} is not a vector loop", where=schedule.source.name, hint=hint)
     stores = [s for s in statements if not schedule.program.tensor[s.write.tensor].scope]
-    if not stores or any(s.combiner is not None for s in stores):
+    if kind == "vector" and (not stores or any(s.combiner is not None for s in stores)):
         raise ScheduleError(
             f"loop {loop!r} has no store that only replaces elements of a whole tensor", where=schedule.source.name,
             hint="mark the loop that writes the tensor, after promotion the one of its copy back",
+        )  # fmt: skip
+    if kind == "unit" and not all(s.copies and schedule.program.tensor[s.write.tensor].origin for s in statements):
+        raise ScheduleError(
+            f"loop {loop!r} loads nothing", where=schedule.source.name,
+            hint="mark the innermost loop of a copy into a buffer of the engine",
         )  # fmt: skip
     marks = {**schedule.marks, loop: replace(schedule.marks[loop], nontemporal=True)}
     return finish(schedule, changed(schedule, marks=marks), "nontemporal", loop=loop)

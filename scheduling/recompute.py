@@ -48,7 +48,7 @@ def recompute(schedule: Schedule, tensor: str, at: str, space: str = "dram", *, 
     ]
     where = min(k for k, s in enumerate(statements) if s.name in consumers)
     statements[where:where] = again
-    result = _without_dead(replace(program, tensors=(*program.tensors, new), statements=tuple(statements)), tensor)
+    result = without_dead(replace(program, tensors=(*program.tensors, new), statements=tuple(statements)), tensor)
     nests = {n: nest for n, nest in nests.items() if n in result.statement}
     new_schedule = replace(schedule, program=result, nests=canonical(nests))
     return finish(schedule, new_schedule, "recompute", tensor=tensor, at=at, space=space, name=buffer)
@@ -102,7 +102,7 @@ def _nest(s: Statement, tile: Tile) -> Nest:
     return Nest(loops | own, tuple(own))
 
 
-def _without_dead(program: Program, tensor: str) -> Program:
+def without_dead(program: Program, tensor: str) -> Program:
     """Drop the original producers of a temporary that nobody reads any more."""
     kept = program.tensor[tensor].role != "temporary"
     read = any(r.tensor == tensor and s.write.tensor != tensor for s in program.statements for r in s.reads)

@@ -321,7 +321,9 @@ class Schedule:
 
     @checks_kinds(ScheduleError)
     def nontemporal(self, loop: str) -> Schedule:
-        """Let a vector loop store past the caches, to tensors that are not soon read. Raises ScheduleError."""
+        """Let a vector loop store past the caches, to tensors not soon read, or a unit loop's command load what
+        need not stay in the first one. Raises ScheduleError.
+        """
         from poly.scheduling.marks import nontemporal
 
         return nontemporal(self, loop)
@@ -419,6 +421,13 @@ class Schedule:
         from poly.scheduling.recompute import recompute
 
         return recompute(self, tensor, at, space, name=name)
+
+    @checks_kinds(ScheduleError)
+    def inline(self, copy: str) -> Schedule:
+        """Let a copy into a buffer make what it copies itself. Raises IllegalEdit/ScheduleError."""
+        from poly.scheduling.inlining import inline
+
+        return inline(self, copy)
 
     @checks_kinds(ScheduleError)
     def overlay(self, tensor: str, inside: str) -> Schedule:

@@ -47,8 +47,8 @@ PRIMITIVES: Mapping[str, str] = {
     **dict.fromkeys(
         ("unroll", "vectorise", "nontemporal", "prefetch", "parallelise", "nowait", "tensorise"), "marks"
     ),
-    "promote": "promotion", "recompute": "recompute", "double_buffer": "buffering", "arrange": "arrange",
-    "rfactor": "rfactor", "overlay": "overlay", "prefetch_copy": "asked_copies",
+    "promote": "promotion", "recompute": "recompute", "inline": "inlining", "double_buffer": "buffering",
+    "arrange": "arrange", "rfactor": "rfactor", "overlay": "overlay", "prefetch_copy": "asked_copies",
     "prefetch_block": "asked_blocks",
     "repeat": "items",
 }  # fmt: skip

@@ -76,6 +76,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
     "tensorise": (SCHEDULE.tensorise, (("j",), "matrix"), {}),
     "promote": (SCHEDULE.promote, ("A", "C_update.i", "l1"), {
         "name": None, "users": None, "order": None, "pad": False, "fold": None, "block": None}),
+    "inline": (SCHEDULE.inline, ("C_init",), {}),
     "recompute": (SCHEDULE.recompute, ("A", "C_update.i"), {"space": "dram", "name": None}),
     "overlay": (SCHEDULE.overlay, ("C", "A"), {}),
     "rfactor": (SCHEDULE.rfactor, ("C_update", "j"), {"at": None, "name": None}),

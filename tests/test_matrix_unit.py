@@ -19,7 +19,7 @@ from poly.errors import CapacityError, IllegalEdit, UnsupportedError
 from poly.interp import run_program
 from poly.interp_loops import run_loops
 from poly.loops import For
-from poly.machine import Engine, machine_of_table
+from poly.machine import Engine, Machine, machine_of_table
 from poly.scheduling.capacity import check_capacity
 from poly.scheduling.cpu import schedule_for_cpu
 from poly.scheduling.paired_sums import sums_of_pairs
@@ -178,6 +178,49 @@ def test_large_products_are_the_units() -> None:
         assert any(isinstance(n, For) and n.engine == "matrix" for n in tree.nodes())
     assert "matrix" not in str(schedule_for_cpu(product(8, 64, 64), MATRIX).lower())
     assert "matrix" not in str(schedule_for_cpu(product(64, 64, 64), without_matrix_unit(MATRIX)).lower())
+
+
+def passing(schedule: Schedule) -> list[str]:
+    """The loops whose commands load what need not stay in the first cache."""
+    return [n.variable for n in schedule.lower().nodes() if isinstance(n, For) and n.kind == "unit" and n.nontemporal]
+
+
+def test_lanes_pass_the_first_cache_where_it_holds_no_two_operands() -> None:
+    """Rows of a tile stay there then: blocks of lanes are inside of them."""
+    large, small = (schedule_for_cpu(product(64, 96, n), MATRIX) for n in (256, 64))
+    (loop,) = passing(large)
+    assert loop.startswith("ld_B") and not passing(small)
+    ir = lower(large.lower(), MATRIX, "f").ir
+    assert ir.count("call void @llvm.x86.tileloaddt164") == 2
+
+
+def joined(machine: Machine, spec: str, rows: int, columns: int, steps: int) -> Schedule:
+    """A product of bf16, its operands joined in pairs."""
+    text = f"C[i,j] += f32(A[{spec[:3]}])*f32(B[{spec[4:]}])"
+    sizes = {"i": rows, "j": columns, "k": steps}
+    shapes = {t: tuple(sizes[n] for n in names.split(",")) for t, names in zip("AB", spec.split(" "), strict=True)}
+    program = poly.parse(text, **shapes, dtypes={"A": "bf16", "B": "bf16", "C": "f32"})
+    return schedule_for_cpu(sums_of_pairs(program, machine.dot_operators), machine)
+
+
+@pytest.mark.parametrize(
+    ("spec", "steps", "left"),
+    [("i,k k,j", 96, 0), ("i,k j,k", 96, 0), ("i,k k,j", 97, 2), ("k,i k,j", 96, 2)],
+    ids=["as they lie", "columns turned", "an odd step", "rows turned"],
+)
+def test_copies_join_pairs_on_their_way(spec: str, steps: int, left: int) -> None:
+    """One copy of each operand: of B for blocks of lanes, of A for a tile of rows. What is joined behind the last step,
+    or against the rows of memory, has tensors of its own.
+    """
+    schedule = joined(MATRIX, spec, 64, 48, steps)
+    pairs = [t for t in schedule.program.tensors if "pairs" in t.name and not t.origin]
+    assert len(pairs) == left
+    random, sizes = np.random.default_rng(4), {"i": 64, "j": 48, "k": steps}
+    a, b = (random.integers(-4, 5, [sizes[n] for n in names.split(",")]) for names in spec.split(" "))
+    subscripts = [names.replace(",", "") for names in spec.split(" ")]
+    wanted = np.einsum(f"{','.join(subscripts)}->ij", a, b)
+    given = {"A": a.astype(ml_dtypes.bfloat16), "B": b.astype(ml_dtypes.bfloat16)}
+    np.testing.assert_array_equal(run_loops(schedule.lower(), given)["C"], wanted)
 
 
 @here_only

@@ -116,6 +116,17 @@ def test_the_mark_stays_with_the_vectors() -> None:
     assert schedule.tile({"j.p": 4}).marks["j.p.p"].nontemporal
 
 
+def test_a_command_loads_what_need_not_stay() -> None:
+    s = Schedule(poly.parse("C[i, j] = A[i, j]", A=(16, 16))).promote("A", None, "tiles", name="At")
+    s = s.tensorise(("ld_At.0", "ld_At.1"), "matrix").tensorise(("i", "j"), "matrix")
+    with pytest.raises(ScheduleError, match="loads nothing"):
+        s.nontemporal("j")
+    schedule = s.nontemporal("ld_At.1")
+    tree = schedule.lower()
+    assert "engine matrix nontemporal:" in print_loops(tree) and parse_loops(print_loops(tree)) == tree
+    assert str(Schedule.parse(str(schedule))) == str(schedule)
+
+
 def test_where_nothing_could_be_stored_so() -> None:
     copy = Schedule(poly.parse("C[i, j] = A[i, j]", A=(8, 64)))
     with pytest.raises(ScheduleError, match="not a vector loop"):
