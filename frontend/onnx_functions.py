@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol, cast
 
+from poly.frontend.onnx_attention_function import attention_function
 from poly.frontend.onnx_contrib import contrib_function
 from poly.frontend.onnx_model import tensor_type
 from poly.frontend.onnx_notation import Call
@@ -57,7 +58,7 @@ def _function(call: Call, node: onnx.NodeProto, schema: onnx.defs.OpSchema) -> o
     """The body for the newest operator set that is not beyond the model's, if there is one; or ours."""
     import onnx
 
-    if (ours := contrib_function(call)) is not None:
+    if (ours := contrib_function(call) or attention_function(call)) is not None:
         return ours
     functions = cast(_Functions, schema)
     versions = [v for v in functions.function_opset_versions if v <= call.opset]

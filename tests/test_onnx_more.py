@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from poly.frontend.onnx_import import from_onnx
 from tests.onnx_helpers import Operand, assert_close, node_model, reference, run_model
 from tests.test_onnx import f32, i64, ints, positive
 from tests.test_onnx_compiled import compiled
@@ -92,7 +93,19 @@ STATEFUL: dict[str, Case] = {
     "delta": ("LinearAttention", [Q, K, V, None, None, f32(2, 3, 1)], {**HEADS, "update_rule": "delta"}),
     "gated delta": ("LinearAttention", [Q, K, V, None, f32(2, 3, 2), f32(2, 3, 2)], {**HEADS, "scale": 0.7}),
 }
-CASES = GRIDS | SAMPLED | TRANSFORMED | RANKED | ELEMENTS | STATEFUL
+HEADS_OF_SHARED, KEYS = f32(2, 6, 3, 4), (f32(2, 2, 5, 4), f32(2, 2, 5, 7))
+SEEN = np.array([[1, 1, 0, 1, 0], [0, 0, 0, 0, 0], [1, 0, 0, 0, 1]], bool)
+PAST = (f32(2, 2, 2, 4), f32(2, 2, 2, 7))
+SHARED: dict[str, Case] = {  # heads that share keys
+    "shared": ("Attention", [HEADS_OF_SHARED, *KEYS], {"opset": 23}),
+    "shared, some rows see nothing": ("Attention", [HEADS_OF_SHARED, *KEYS, SEEN], {"opset": 23, "scale": 0.3}),
+    "shared, by heads": ("Attention", [HEADS_OF_SHARED, *KEYS, f32(2, 6, 3, 5)], {"opset": 23, "softcap": 1.5}),
+    "shared, after others": ("Attention", [HEADS_OF_SHARED, *KEYS, None, *PAST],
+                             {"opset": 23, "is_causal": 1, "outputs": 3}),
+    "shared, side by side": ("Attention", [f32(2, 3, 24), f32(2, 5, 8), f32(2, 5, 14), f32(3, 5)],
+                             {"opset": 24, "q_num_heads": 6, "kv_num_heads": 2, "is_causal": 1}),
+}
+CASES = SHARED | GRIDS | SAMPLED | TRANSFORMED | RANKED | ELEMENTS | STATEFUL
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.replace(" ", "_"))
@@ -102,6 +115,12 @@ def test_operator_by_the_interpreter_and_on_the_cpu(case: str) -> None:
     want = reference(model, arrays)
     assert_close(run_model(model, arrays), want, rtol=3e-5)
     assert_close(compiled(model, arrays), want, rtol=3e-5)
+
+
+def test_shared_keys_are_not_repeated() -> None:
+    operator, inputs, options = SHARED["shared"]
+    graph = from_onnx(node_model(operator, inputs, **options)[0])
+    assert "Expand" not in {n.operator for n in graph.nodes}
 
 
 def test_python_remainder_has_the_sign_of_the_divisor() -> None:
