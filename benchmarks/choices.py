@@ -1,33 +1,34 @@
 """How good are choices that nothing was measured for? `python -m benchmarks.choices [words ...]`
 
 For every contraction and convolution among the cases: the time of the plan that the model likes best, against the best
-of many that are measured. Candidates are the model's favourites of every way to do it (loops of lanes and rows, what is
-packed and where, order of the tile loops), so that they differ in more than a block size. All are measured, those that
-are fast more often (`benchmarks.trials`); a line says how many in how many rounds. Making them takes longer than
-measuring: both can be done bit by bit, as candidates are kept in a folder and times in a file.
+of many that are measured, by the code that `compile(..., tune=N)` chooses with. Candidates are the model's favourites,
+and those of every way to do it (loops of lanes and rows, what is packed and where, order of the tile loops, copies
+before), so that they differ in more than a block size; of those with equal code one. All are measured, those that are
+fast more often (`poly.trials`); a line says how many in how many rounds. Making them takes longer than measuring: both
+can be done bit by bit, as candidates are kept in a folder and times in a file.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.candidates import Shelf, nests_of, plans_of
+from benchmarks.candidates import THREADS, nests_of
 from benchmarks.cases import Case, load_cases
-from benchmarks.trials import Candidate, Found, Trial
+from benchmarks.trials import Found, Shown, Trials
 from poly.codegen.host import host_machine
+from poly.tuner import Plans, different
+from poly.tuning import Tuning
 
 GOOD = 1.1
+MEGABYTES = 1 << 14  # of candidates
 EXAMPLES = """examples:
   python -m benchmarks.choices                            all contractions and convolutions
   python -m benchmarks.choices gemm --candidates 50       cases whose names hold a word
@@ -42,7 +43,7 @@ def measured(path: Path) -> list[Found]:
     if not path.exists():
         return []
     kept = json.loads(path.read_text())
-    return [Found(f["nest"], tuple(Candidate(**c) for c in f["candidates"]), f["listed"]) for f in kept]
+    return [Found(f["nest"], tuple(Shown(**c) for c in f["candidates"]), f["listed"]) for f in kept]
 
 
 def summary(found: Sequence[Found]) -> str:
@@ -64,16 +65,18 @@ def _chosen(options: argparse.Namespace) -> list[Case]:
     return [c for c in cases if not words or any(c.name == w[1:] if w[0] == "=" else w in c.name for w in words)]
 
 
-def _run(options: argparse.Namespace, shelf: Shelf, workers: Executor | None) -> list[Found]:
+def _run(options: argparse.Namespace) -> list[Found]:
     found = {f.nest: f for f in measured(options.json)} if options.json is not None else {}
+    plans = Plans(Tuning(), replace(host_machine(), cores=1), THREADS)
     for case in _chosen(options) if options.only != "show" else ():
-        for nest in nests_of(case, shelf.machine):
-            rated = plans_of(nest, options.candidates, options.far)
-            shelf.fill(nest, [r.plan for r in rated], workers, options.make)
+        for nest in nests_of(case, plans.machine):
+            listed = nest.candidates(options.candidates, options.far)
+            every = plans.made(listed, 0.0 if options.only == "measure" else options.make, lambda _done, _all: None)
+            made = different(listed, every)
             if options.only == "make":
-                print(f"{nest.name:24} {len(rated)} candidates", flush=True)
+                print(f"{nest.name:24} {len(made)} of {len(listed)} candidates", flush=True)
                 continue
-            result = Trial(nest, shelf).found(rated, options.seconds)
+            result = Trials(nest).found(made, len(listed), options.seconds)
             print(result or f"{nest.name:24} nothing to choose", flush=True)
             if result is None:
                 continue
@@ -95,8 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="of measuring a nest (default: 20)")
     parser.add_argument("--make", type=float, default=120.0, metavar="S", help="of making candidates (default: 120)")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="processes")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="where candidates are kept; delete it when the "
-                        "package changes")  # fmt: skip
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="where candidates are kept, a disk cache")
     parser.add_argument("--only", choices=("make", "measure", "show"), help="one of the two steps, "
                         "or what is in the file of times")  # fmt: skip
     parser.add_argument("--cases", type=Path, metavar="FILE", help="more cases, a JSON list")
@@ -121,15 +123,12 @@ def main() -> None:
     options = parser.parse_args()
     if (wrong := _wrong_option(options)) is not None:
         parser.error(wrong)
-    pool = (
-        nullcontext(None)
-        if options.only in ("measure", "show")
-        else ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn"))
-    )
     if options.only != "make":
         print(f"{'nest':24} {'chosen':>11} {'best':>11}  ratio  measured (candidates x rounds)")
-    with tempfile.TemporaryDirectory(prefix="polyloom_choices_") as folder, pool as workers:
-        found = _run(options, Shelf(options.keep or Path(folder), replace(host_machine(), cores=1)), workers)
+    with tempfile.TemporaryDirectory(prefix="polyloom_choices_") as folder:
+        os.environ |= {"POLYLOOM_CACHE": str(options.keep or folder), "POLYLOOM_CACHE_SIZE": str(MEGABYTES)}
+        os.environ |= {"POLYLOOM_JOBS": str(options.jobs)}
+        found = _run(options)
     if options.only == "show":
         print("\n".join(map(str, found)))
     if options.only != "make":

@@ -43,6 +43,7 @@ from poly.pointers import ALIGN, address
 from poly.program import Program, Tensor
 from poly.scheduling.cpu_calls import CallWork
 from poly.scheduling.schedule import Schedule
+from poly.tuning import Measured
 
 BRIEF: Final = 1 << 14  # operations of a call that is over before another Python thread could use the time
 NATIVE_RECORDS: Final = 8  # shapes of a kernel with free sizes whose calls are native
@@ -53,12 +54,13 @@ ADDRESSES: Final = 1 << 47  # bytes that a process may have, at the most
 @dataclass(frozen=True)
 class Origin:
     """Where a kernel's loops come from: a program, and a schedule of it, or a function that gives that, called when it
-    is asked for. `refused`: why the schedule is not the policy's first.
+    is asked for. `refused`: why the schedule is not the policy's first. `measured`: where it was chosen by measuring.
     """
 
     source: Program | None = None
     schedule: Schedule | Callable[[], Schedule] | None = None
     refused: str = ""
+    measured: Measured | None = None
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ class Kernel(NativeCall):
         self.loops, self.machine, self.threads = tree, machine, min(max(1, threads), MAX_THREADS)
         self._origin = origin or Origin()
         self._source, self.refused = self._origin.source, self._origin.refused
+        self.measured = self._origin.measured
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         made = code or Code(lower(tree, machine, f"poly.{tree.name}"))
         self.module = made.module

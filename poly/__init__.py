@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from poly.machine import Machine, read_machine
     from poly.program import Program
     from poly.scheduling.schedule import Schedule
+    from poly.tuning import Tuning
 
 __version__ = "0.1.0"
 
@@ -40,15 +41,15 @@ _HOMES: Final = {
     "Engine": "engine", "Graph": "graph", "LoopTree": "loops", "Machine": "machine", "PolyError": "errors",
     "Program": "program", "Schedule": "scheduling.schedule", "compile": "compiler", "einsum": "einsum_call",
     "explain": "explainer", "from_onnx": "frontend.onnx_import", "nest": "frontend.nest", "parse": "frontend.notation",
-    "pool": "codegen.pool",
+    "pool": "codegen.pool", "Tuning": "tuning",
     "read_machine": "machine", "run_program": "interp",
 }  # fmt: skip
 
 _MODULES: Final = frozenset(("errors", "figures"))
 
 __all__ = [
-    "Engine", "Graph", "LoopTree", "Machine", "PolyError", "Program", "Schedule", "compile", "einsum", "explain",
-    "from_onnx", "nest", "parse", "pool", "read_machine", "run_program",
+    "Engine", "Graph", "LoopTree", "Machine", "PolyError", "Program", "Schedule", "Tuning", "compile", "einsum",
+    "explain", "from_onnx", "nest", "parse", "pool", "read_machine", "run_program",
 ]  # fmt: skip
 
 

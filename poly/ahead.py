@@ -13,30 +13,38 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from threading import Thread
-from typing import Final
+from typing import Final, TypeAlias
 
 from poly.disk_cache import cache_directory
 from poly.errors import PolyError
 from poly.machine import Machine
 from poly.prepared import is_prepared, prepare
 from poly.program import Program
+from poly.scheduling.cpu_plan import Plans
 from poly.settings import compiling_processes
 
 FEWEST: Final = 6  # programs that are worth a process: it starts in about a second
 MOST_PROCESSES: Final = 7  # processes beside this one
+Job: TypeAlias = tuple[Program, Plans]
 _ROOT: Final = Path(__file__).resolve().parent.parent
 
 
+def prepared_ahead(programs: Sequence[Program], machine: Machine, threads: int) -> AbstractContextManager[None]:
+    """While the body runs, others prepare what the cache does not hold yet, the last programs first."""
+    return made_ahead([(p, ()) for p in programs], machine, threads)
+
+
 @contextmanager
-def prepared_ahead(programs: Sequence[Program], machine: Machine, threads: int) -> Generator[None]:
-    """While the body runs, others prepare what the cache does not hold yet, the last programs first.
+def made_ahead(jobs: Sequence[Job], machine: Machine, threads: int) -> Generator[None]:
+    """`prepared_ahead` of programs with plans for some of their contractions.
 
     As many processes as there are other cores; `POLYLOOM_JOBS`, where it is set, is the number in all.
     """
-    missing = [p for p in programs if not is_prepared(p, machine, threads)] if cache_directory() is not None else []
+    kept = cache_directory() is not None
+    missing = [(p, plans) for p, plans in jobs if not is_prepared(p, machine, threads, plans)] if kept else []
     count = min(compiling_processes() - 1, MOST_PROCESSES, len(missing) // FEWEST)
     started = [_start(_share(missing, k, count), machine, threads) for k in range(count)]
     try:
@@ -47,14 +55,14 @@ def prepared_ahead(programs: Sequence[Program], machine: Machine, threads: int) 
                 _end(process)
 
 
-def _share(programs: Sequence[Program], k: int, count: int) -> list[Program]:
-    """All programs, backwards, each process from a place of its own."""
-    backwards = list(reversed(programs))
+def _share(jobs: Sequence[Job], k: int, count: int) -> list[Job]:
+    """All jobs, backwards, each process from a place of its own."""
+    backwards = list(reversed(jobs))
     start = len(backwards) * k // (count + 1)
     return backwards[start:] + backwards[:start]
 
 
-def _start(programs: Sequence[Program], machine: Machine, threads: int) -> subprocess.Popen[bytes] | None:
+def _start(jobs: Sequence[Job], machine: Machine, threads: int) -> subprocess.Popen[bytes] | None:
     # -P: a script's folder is not searched for modules; a package that is not installed is found where it is
     code = f"import sys; sys.path.append({str(_ROOT)!r}); from poly.ahead import main; main()"
     try:
@@ -64,7 +72,7 @@ def _start(programs: Sequence[Program], machine: Machine, threads: int) -> subpr
         )  # fmt: skip
     except OSError:
         return None
-    work = pickle.dumps((tuple(programs), machine, threads))
+    work = pickle.dumps((tuple(jobs), machine, threads))
     Thread(target=_feed, args=(process, work), daemon=True).start()
     return process
 
@@ -93,14 +101,14 @@ def main() -> None:
     """Prepare what comes in, until it is done or the process that wants it is gone."""
     source = sys.stdin.buffer
     size = int.from_bytes(source.read(8), "little")
-    programs: tuple[Program, ...]
-    programs, machine, threads = pickle.loads(source.read(size))
+    jobs: tuple[Job, ...]
+    jobs, machine, threads = pickle.loads(source.read(size))
     Thread(target=_stop_with_pipe, daemon=True).start()
-    for program in programs:
-        if is_prepared(program, machine, threads):
+    for program, plans in jobs:
+        if is_prepared(program, machine, threads, plans):
             continue
         try:
-            prepare(program, machine, threads).compile(machine)
+            prepare(program, machine, threads, plans=plans).compile(machine)
         except PolyError:  # the process that needs it will say so
             continue
 

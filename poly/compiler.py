@@ -23,7 +23,7 @@ from poly.arguments import checks_kinds, shown
 from poly.console import interactive, steps
 from poly.dtypes import Array, numpy_dtype
 from poly.engine import Engine, Unit
-from poly.errors import MachineError, PolyError, ScheduleError, within_depth
+from poly.errors import ArgumentError, MachineError, PolyError, ScheduleError, within_depth
 from poly.graph import Graph, SizedGraph
 from poly.machine import Machine
 from poly.pointers import aligned_zeros
@@ -33,6 +33,7 @@ from poly.scheduling.initialised import check_initialised
 from poly.scheduling.joined_axes import join_axes
 from poly.scheduling.schedule import Schedule
 from poly.settings import MOST_THREADS, check_settings, compiling_processes, thread_number, usable_cores, warn_of_cores
+from poly.tuning import Measured, Tuning, tuning_of
 
 if TYPE_CHECKING:
     import onnx
@@ -71,6 +72,7 @@ def compile(  # pyright: ignore[reportOverlappingOverload]  # every other graph 
     constants: Mapping[str, Array] | None = None,
     threads: SupportsIndex | None = None,
     schedule: None = None,
+    tune: None = None,
     progress: Progress | None = None,
 ) -> SizedEngine: ...
 @overload
@@ -81,6 +83,7 @@ def compile(
     constants: Mapping[str, Array] | None = None,
     threads: SupportsIndex | None = None,
     schedule: None = None,
+    tune: Tuning | int | None = None,
     progress: Progress | None = None,
 ) -> Engine: ...
 @overload
@@ -91,6 +94,7 @@ def compile(
     constants: None = None,
     threads: SupportsIndex | None = None,
     schedule: None = None,
+    tune: Tuning | int | None = None,
     progress: Progress | None = None,
 ) -> ModelEngine: ...
 @overload
@@ -101,9 +105,10 @@ def compile(
     constants: Mapping[str, Array] | None = None,
     threads: SupportsIndex | None = None,
     schedule: Schedule | None = None,
+    tune: Tuning | int | None = None,
     progress: Progress | None = None,
 ) -> Kernel | StreamKernel: ...
-@checks_kinds(PolyError, "Schedule")
+@checks_kinds(PolyError, "Schedule", "Tuning")
 def compile(
     what: Program | Graph | Schedule | Nest[..., object] | str | onnx.ModelProto | Path,
     target: str | Machine = "cpu",
@@ -111,6 +116,7 @@ def compile(
     constants: Mapping[str, Array] | None = None,
     threads: SupportsIndex | None = None,
     schedule: Schedule | None = None,
+    tune: Tuning | int | None = None,
     progress: Progress | None = None,
 ) -> Kernel | StreamKernel | Engine | ModelEngine | SizedEngine:
     """Compile a program (its text, a nest, or a schedule of it) to a kernel, or a graph to an engine.
@@ -124,9 +130,10 @@ def compile(
     `target`: "cpu", the name of an accelerator profile, a path to a machine's TOML file, or a `Machine`. `constants`:
     arrays of the program's constant tensors. `threads`: for the CPU, 1 unless given; all kernels of a process
     share one pool, whose settings `poly.pool()` has; more than there are cores take turns on them, with a
-    `SettingWarning`. `schedule`: a schedule of this program to use instead of the
-    policy's. `progress(done, all)` is called while a graph is compiled; without one,
-    a bar shows after a second in an interactive session or a notebook (`POLYLOOM_PROGRESS`).
+    `SettingWarning`. `schedule`: a schedule of this program to use instead of the policy's. `tune`: how many plans are
+    measured for each contraction on a CPU, or a `poly.Tuning`; the fastest is used, and kept on disk. `progress(done,
+    all)` is called while a graph is compiled; without one, a bar shows after a second in an interactive session or a
+    notebook (`POLYLOOM_PROGRESS`).
     Raises `PolyError` kinds: `ParseError`, `ScheduleError`, `UnsupportedError`, `CapacityError`, `MachineError`.
     """
     check_settings()
@@ -139,23 +146,43 @@ def compile(
             hint = "compile graph.to_program() instead"
             raise ScheduleError("a graph brings its own constants and schedules", hint=hint)
         with within_depth(lambda: deepest_body(s for n in what.nodes for s in n.statements)):
-            return _graph_engine(what, machine, threads or 1, progress)
+            return _graph_engine(what, machine, threads or 1, progress, _tuning(tune, machine))
     if _is_model(what):
         if schedule is not None or constants:
             raise ScheduleError("a model brings its own constants and schedules", hint="from_onnx(..., constants=...)")
-        return _model_engine(what, machine, threads or 1, progress)
+        return _model_engine(what, machine, threads or 1, progress, _tuning(tune, machine))
     program, own = _program_and_schedule(what)
     with within_depth(lambda: deepest_body(program.statements)):
-        return _compiled(program, machine, constants or {}, threads or 1, schedule or own)
+        return _compiled(program, machine, constants or {}, threads or 1, schedule or own, _tuning(tune, machine))
+
+
+def _tuning(tune: Tuning | int | None, machine: Machine) -> Tuning | None:
+    """What is to be measured. Raises `ArgumentError` where nothing can be on this machine."""
+    from poly.codegen.here import absent_here
+
+    found = tuning_of(tune)
+    if found is not None and machine.kind != "cpu":
+        hint = "compile without tune: commands are chosen by the cycles that the simulator counts"
+        raise ArgumentError(f"tune={shown(tune)} for {machine.name}, which is no CPU", hint=hint)
+    if found is not None and (absent := absent_here(machine)):
+        text, hint = f"this CPU has no {', '.join(absent)}", 'tune where it runs, or target="cpu"'
+        raise ArgumentError(text, where=f"tune={shown(tune)} for {machine.name}", hint=hint)
+    return found
 
 
 def _compiled(
-    program: Program, machine: Machine, constants: Mapping[str, Array], threads: int, schedule: Schedule | None
-) -> Kernel | StreamKernel:
+    program: Program, machine: Machine, constants: Mapping[str, Array], threads: int, schedule: Schedule | None,
+    tuning: Tuning | None,
+) -> Kernel | StreamKernel:  # fmt: skip
+    if schedule is not None and tuning is not None:
+        raise ScheduleError("a schedule leaves nothing to tune", where=schedule.source.name, hint="tune the program")
+    if tuning is not None and (free := sorted({*program.parameters} - {*program.binding})):
+        hint = f"program.bind({free[0]}=...): what is fastest depends on sizes"
+        raise ArgumentError(f"size {free[0]} is free, so nothing can be measured", where=program.name, hint=hint)
     if schedule is not None and not _is_of(schedule, program, constants):
         raise ScheduleError(f"the schedule is of another program, {schedule.source.name!r}", hint="Schedule(program)")
     check_initialised(program)
-    return compile_program(program, machine, dict(constants), threads, schedule)
+    return compile_program(program, machine, dict(constants), threads, schedule, tuning)
 
 
 def _is_of(schedule: Schedule, program: Program, constants: Mapping[str, Array]) -> bool:
@@ -207,20 +234,27 @@ def _is_named(what: object) -> TypeGuard[FunctionType]:
     return isinstance(what, FunctionType) and what.__name__.isidentifier()
 
 
-def _graph_engine(graph: Graph, machine: Machine, threads: int, progress: Progress | None) -> Engine | SizedEngine:
+def _graph_engine(
+    graph: Graph, machine: Machine, threads: int, progress: Progress | None, tuning: Tuning | None
+) -> Engine | SizedEngine:
     from poly.engine_build import build_engine
 
-    if progress is None and interactive():
+    if progress is None and interactive() and tuning is None:
         with steps(f"compiling {graph.name}") as shown_steps:
-            return _graph_engine(graph, machine, threads, shown_steps)
+            return _graph_engine(graph, machine, threads, shown_steps, None)
     unit, prepare_ahead = _unit_compiler(machine, threads)
     if isinstance(graph, SizedGraph):
+        if tuning is not None:
+            hint = "from_onnx(..., shapes=...): what is fastest depends on sizes"
+            raise ArgumentError("sizes are free, so nothing can be measured", where=graph.name, hint=hint)
         from poly.sized_build import build_sized_engine
 
         kernel, literal = partial(_sized_kernel, machine, threads), partial(_literal_engine, machine, threads, unit)
         return build_sized_engine(
             graph, machine, kernel, literal, compile_unit=unit, threads=threads, progress=progress
         )
+    if tuning is not None:
+        return _tuned_engine(graph, machine, threads, tuning, progress)
     return build_engine(graph, machine, unit, threads=threads, progress=progress, prepare_ahead=prepare_ahead)
 
 
@@ -239,7 +273,7 @@ def _read_text(text: str) -> Program:
 
 
 def _model_engine(
-    what: onnx.ModelProto | Path, machine: Machine, threads: int, progress: Progress | None
+    what: onnx.ModelProto | Path, machine: Machine, threads: int, progress: Progress | None, tuning: Tuning | None
 ) -> ModelEngine:
     from poly.engine_build import build_engine
     from poly.frontend.onnx_model import load_model
@@ -251,12 +285,32 @@ def _model_engine(
         build_engine, machine=machine, compile_unit=unit, threads=threads, progress=progress,
         prepare_ahead=prepare_ahead,
     )  # fmt: skip
+    if tuning is not None:
+        build = partial(_tuned_engine, machine=machine, threads=threads, tuning=tuning, progress=progress)
     return ModelEngine(StagedModel(load_model(what)), build)
 
 
+def _tuned_engine(
+    graph: Graph, machine: Machine, threads: int, tuning: Tuning, progress: Progress | None
+) -> Engine:
+    """A model with the fastest of several plans for each of its groups."""
+    from poly.engine_build import build_engine
+    from poly.tuned_engine import EngineTuner
+    from poly.tuner import Plans
+
+    def unit(program: Program, made: Prepared, measured: Measured | None) -> Unit:
+        return _unit(program, made, machine, threads, perf_counter(), measured)
+
+    def build(compile_unit: CompileUnit, prepare_ahead: Ahead) -> Engine:
+        return build_engine(graph, machine, compile_unit, threads=threads, prepare_ahead=prepare_ahead)
+
+    return EngineTuner(Plans(tuning, machine, threads), unit, progress).engine(build)
+
+
 def compile_program(
-    program: Program, machine: Machine, constants: Mapping[str, Array], threads: int, schedule: Schedule | None
-) -> Kernel | StreamKernel:
+    program: Program, machine: Machine, constants: Mapping[str, Array], threads: int, schedule: Schedule | None,
+    tuning: Tuning | None = None,
+) -> Kernel | StreamKernel:  # fmt: skip
     """One program for one machine.
 
     Raises `PolyError` where a constant is missing or does not fit, or the program has no compiled form.
@@ -281,12 +335,32 @@ def compile_program(
         from poly.prepared_streams import prepare_stream
 
         return prepare_stream(program, machine, constants, schedule)
+    if tuning is not None and (kernel := _tuned(program, machine, constants, threads, tuning)) is not None:
+        return kernel
     early = compiling_processes() > 1
     if schedule is not None:
         loops, made = schedule.source, prepare(schedule.source, machine, threads, schedule, early=early)
     else:
         loops, made = prepare_program(program, constants, machine, threads, early=early)
     return _kernel(program, made, machine, _joined(constants, program, loops), threads)
+
+
+def _tuned(
+    program: Program, machine: Machine, constants: Mapping[str, Array], threads: int, tuning: Tuning
+) -> Kernel | None:
+    """The program under the fastest of several plans; None where there is nothing to choose from."""
+    from poly.scheduling.cpu_program import known_ways_for_cpu
+    from poly.scheduling.uneven import finite_factors
+    from poly.tuner import Plans, tuned
+
+    def kernel(loops: Program, made: Prepared, measured: Measured | None = None) -> Kernel:
+        return _kernel(program, made, machine, _joined(constants, program, loops), threads, measured)
+
+    found = tuned(
+        program, lambda: known_ways_for_cpu(program, constants, machine, threads), finite_factors(program, constants),
+        kernel, Plans(tuning, machine, threads),
+    )  # fmt: skip
+    return None if found is None else kernel(found.program, found.made, found.measured)
 
 
 def _joined(constants: Mapping[str, Array], program: Program, loops: Program) -> Mapping[str, Array]:
@@ -300,15 +374,17 @@ def _joined(constants: Mapping[str, Array], program: Program, loops: Program) ->
 
 
 def _kernel(
-    program: Program, made: Prepared, machine: Machine, constants: Mapping[str, Array], threads: int
-) -> Kernel:
+    program: Program, made: Prepared, machine: Machine, constants: Mapping[str, Array], threads: int,
+    measured: Measured | None = None,
+) -> Kernel:  # fmt: skip
     from poly.codegen.kernel import Code, Kernel, Origin
 
     compute = constant_kernel(made, machine, threads)
     computed = compute(constants) if compute is not None else {}
+    origin, code = Origin(program, lambda: made.schedule, made.refused, measured), made.code(made.after)
     return Kernel(
-        made.split.after, machine, program.inputs, program.outputs, constants, threads, stored=computed,
-        origin=Origin(program, lambda: made.schedule, made.refused), code=Code(made.after, made.code(made.after)),
+        made.split.after, machine, program.inputs, program.outputs, constants, threads, stored=computed, origin=origin,
+        code=Code(made.after, code),
     )  # fmt: skip
 
 
@@ -395,18 +471,29 @@ def _stream_unit(program: Program, machine: Machine) -> Unit:
 
 def _cpu_unit(threads: int, program: Program, machine: Machine) -> Unit:
     """A group as a kernel, whose constants are arguments: groups that differ only in them share it."""
+    start = perf_counter()
+    return _unit(program, prepare(program, machine, threads), machine, threads, start)
+
+
+def _unit(
+    program: Program, made: Prepared, machine: Machine, threads: int, start: float, measured: Measured | None = None
+) -> Unit:
+    kernel, compute = _unit_kernel(program, made, machine, threads, measured)
+    arguments, computed = tuple(t.name for t in kernel.inputs), tuple(t.name for t in made.split.computed)
+    return Unit(program, kernel.run_into, kernel, perf_counter() - start, arguments, computed, compute)
+
+
+def _unit_kernel(
+    program: Program, made: Prepared, machine: Machine, threads: int, measured: Measured | None = None
+) -> tuple[Kernel, Callable[[Mapping[str, Array]], dict[str, Array]] | None]:
+    """The kernel of a group, to which constants are inputs, and what computes some of them."""
     from poly.codegen.kernel import Code, Kernel, Origin
 
-    start = perf_counter()
-    made = prepare(program, machine, threads)
     loops = made.split.after
     compute = constant_kernel(made, machine, threads)
-    computed = tuple(t.name for t in made.split.computed)
     constants = tuple(t for t in loops.tensors if t.role == "constant")
-    inputs = (*program.inputs, *constants)
     kernel = Kernel(
-        loops, machine, inputs, program.outputs, {}, threads,
-        origin=Origin(program, lambda: made.schedule, made.refused), code=Code(made.after),
+        loops, machine, (*program.inputs, *constants), program.outputs, {}, threads,
+        origin=Origin(program, lambda: made.schedule, made.refused, measured), code=Code(made.after),
     )  # fmt: skip
-    arguments = tuple(t.name for t in kernel.inputs)
-    return Unit(program, kernel.run_into, kernel, perf_counter() - start, arguments, computed, compute)
+    return kernel, compute

@@ -35,6 +35,7 @@ from poly.einsum_rules import Options, Signature, numpy_einsum
 from poly.errors import ArgumentError, ArgumentTypeError, ParseError, PolyError, RunError
 from poly.frontend.einsum import number_of, spec_of
 from poly.settings import thread_number, usable_cores, warn_of_cores
+from poly.tuning import Tuning, tuning_of
 
 MOST_SPECS: Final = 4096  # strings, and signatures of one, whose calls are native
 MOST_RECORDS: Final = 32
@@ -52,14 +53,16 @@ def _einsum(
     order: Order | None = "K",
     casting: Casting = "safe",
     threads: SupportsIndex = 1,
+    tune: Tuning | int | None = None,
 ) -> Array:
     """`numpy.einsum` by a compiled kernel, kept for operands of the same shapes, strides and dtypes.
 
     `einsum(subscripts, *operands)` or `einsum(operand, sublist, operand, sublist, ..., [output])`; operands are arrays,
     anything with `__dlpack__`, or what `numpy.asarray` takes, of floating (bfloat16 included), integer, bool or complex
     dtype. `out`, `dtype`, `order`, `casting`, `optimize`: as in numpy; see the module text for what differs.
-    `threads`: for kernels that are worth it. The result is numpy's: shape, dtype, memory layout (but see the
-    module text), a scalar where it has no dimensions, `out` where that is given.
+    `threads`: for kernels that are worth it; `tune`: plans that are measured for those, as `compile` has it. The result
+    is numpy's: shape, dtype, memory layout (but see the module text), a scalar where it has no dimensions, `out` where
+    that is given.
 
     Raises `ParseError` and `ShapeError` (a `ValueError`) for a spec or shapes that numpy refuses, `ArgumentTypeError`
     (a `TypeError`) for a dtype without compiled form or a cast that `casting` forbids, `PathError` (a `RuntimeError`)
@@ -72,8 +75,8 @@ def _einsum(
             return numpy_einsum(spec, *given, out=out, **keywords)
         given = tuple([as_array(o) for o in given])
     arrays = cast("tuple[Array, ...]", given)
-    plain = optimize is False and dtype is None and _are_usual(order, casting, threads)
-    options = None if plain else _options(optimize, dtype, order, casting, threads)
+    plain = optimize is False and dtype is None and _are_usual(order, casting, threads) and not tune
+    options = None if plain else _options(optimize, dtype, order, casting, threads, tune)
     signature = tuple([(a.shape, a.strides, a.dtype) for a in arrays])
     target = None if out is None else _checked(out)
     try:
@@ -260,8 +263,9 @@ def _are_usual(order: object, casting: object, threads: object) -> bool:
 
 
 def _options(
-    optimize: Optimize | None, dtype: npt.DTypeLike | None, order: str | None, casting: str, threads: SupportsIndex
-) -> Options:
+    optimize: Optimize | None, dtype: npt.DTypeLike | None, order: str | None, casting: str, threads: SupportsIndex,
+    tune: Tuning | int | None,
+) -> Options:  # fmt: skip
     """The keywords, checked and hashable."""
     order = "K" if order is None else order
     for name, value in (("order", order), ("casting", casting)):
@@ -279,7 +283,7 @@ def _options(
     except TypeError as error:
         hint = "'float32', 'float64' or another of numpy's"
         raise ArgumentTypeError(f"dtype {dtype!r}: {error}", hint=hint) from error
-    return Options(_path(optimize), wanted, order, casting, count)
+    return Options(_path(optimize), wanted, order, casting, count, tuning_of(tune))
 
 
 def _path(optimize: Optimize | None) -> bool | str | tuple[object, ...]:

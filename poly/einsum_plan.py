@@ -55,6 +55,7 @@ from poly.pointers import address
 from poly.program import Program
 from poly.scheduling.schedule import Schedule
 from poly.settings import check_settings
+from poly.tuning import Tuning
 
 WORTH_PLANES: Final = 1.25  # products an element, from which on complex operands are taken apart into planes first
 WORTH_ROWS: Final = 8  # uses of an element, from which on one becomes a matrix of real numbers instead
@@ -84,7 +85,7 @@ class Fallback:
         message = f"einsum {self.spec!r}: {self.dtype} has no compiled form, numpy computes it"
         warn_caller(message, FallbackWarning)
         keywords = self.options._asdict()
-        del keywords["threads"]
+        del keywords["threads"], keywords["tune"]
         return numpy_einsum(self.spec, *arrays, out=out, **keywords)
 
 
@@ -183,7 +184,7 @@ def make_plan(spec: str, operands: tuple[Signature, ...], options: Options, out:
             hint = "dtype='float32' computes with their values"
         message = f"arrays of {result.dtype} have no compiled form"
         raise ArgumentTypeError(message, where=f"einsum {spec!r}", hint=hint)
-    plan = _compiled(equation, steps, operands, result, out, options.threads)
+    plan = _compiled(equation, steps, operands, result, out, options)
     usual = out is None or result == result_of(spec, equation, samples, options, None, steps)
     return plan if usual else replace(plan, record=None)
 
@@ -223,7 +224,7 @@ def _compiled(
     operands: Sequence[Signature],
     result: Signature,
     out: Signature | None,
-    threads: int,
+    options: Options,
 ) -> Compiled:
     """The plan of a call that a kernel computes: what operands are cast to, how all lie in memory, and where no cast is
     needed the record by which native code makes the call.
@@ -248,7 +249,7 @@ def _compiled(
     as_they_are = all(cast is None for cast in casts)
     factor = _factor(equation, memory, dtype)
     if 0 not in equation.sizes.values():
-        kernel, values = _kernel(memory, computed, steps, how, threads)
+        kernel, values = _kernel(memory, computed, steps, how, options)
         order = [*(f"x{n}" for n in range(len(operands))), "out"]
         run = kernel.runner(order, values)
         if as_they_are and factor is None and len(operands) < MAX_GIVEN:
@@ -314,7 +315,7 @@ def _factor(equation: Equation, memory: Memory, dtype: Dtype) -> Array | None:
 
 
 def _kernel(
-    memory: Memory, dtype: str, steps: Steps, how: _How, threads: int
+    memory: Memory, dtype: str, steps: Steps, how: _How, options: Options
 ) -> tuple[Kernel, Mapping[str, int]]:
     """A kernel with free sizes and their values, or one for these sizes alone."""
     if how.free:
@@ -322,7 +323,8 @@ def _kernel(
         return _free_kernel(form, how.plain), dict(zip(form.parameters, values, strict=True))
     lanes = 4 * machine_of("cpu").lanes(max(map(size_bytes, [dtype, *memory.dtypes])))
     form, values = form_of(memory, dtype, steps, how.planar, lanes)
-    return _bound_kernel(_of_real_numbers(form, dict(zip(form.parameters, values, strict=True))), values, threads), {}
+    real = _of_real_numbers(form, dict(zip(form.parameters, values, strict=True)))
+    return _bound_kernel(real, values, options.threads, options.tune), {}
 
 
 def _of_real_numbers(form: Form, sizes: Mapping[str, int]) -> Form:
@@ -347,11 +349,11 @@ def _free_kernel(form: Form, plain: bool) -> Kernel:
 
 
 @lru_cache(maxsize=1024)
-def _bound_kernel(form: Form, values: tuple[int, ...], threads: int) -> Kernel:
-    return _compiled_form(form_program(form, values), threads, plain=False)
+def _bound_kernel(form: Form, values: tuple[int, ...], threads: int, tune: Tuning | None) -> Kernel:
+    return _compiled_form(form_program(form, values), threads, plain=False, tune=tune)
 
 
-def _compiled_form(program: Program, threads: int, plain: bool) -> Kernel:
-    kernel = compile_program(program, machine_of("cpu"), {}, threads, Schedule(program) if plain else None)
+def _compiled_form(program: Program, threads: int, plain: bool, tune: Tuning | None = None) -> Kernel:
+    kernel = compile_program(program, machine_of("cpu"), {}, threads, Schedule(program) if plain else None, tune)
     assert isinstance(kernel, Kernel)
     return kernel

@@ -17,6 +17,7 @@ from poly.errors import ArgumentTypeError, NoSuchPath, PathError, ShapeError
 from poly.frontend.contraction import Steps
 from poly.frontend.einsum import Equation, choose_steps
 from poly.frontend.strides import strides_like
+from poly.tuning import Tuning
 
 Dtype = np.dtype[np.generic]
 
@@ -44,6 +45,7 @@ class Options(NamedTuple):
     order: str = "K"
     casting: str = "safe"
     threads: int = 1
+    tune: Tuning | None = None
 
 
 def sample(array: Signature) -> Array:

@@ -31,6 +31,7 @@ from poly.scheduling.prediction import Prediction, predict
 from poly.scheduling.schedule import Schedule
 from poly.scheduling.traffic import compulsory_bytes, tensor_bytes, traffic
 from poly.sized_engine import SizedEngine
+from poly.tuning import Measured
 
 if TYPE_CHECKING:
     from poly.accel.compiled import StreamKernel
@@ -46,6 +47,7 @@ class KernelExplanation(Explanation):
     `computed`: constants that were made of the program's when compiling, with their bytes (packed weights, say).
     `threads` were asked for; they share the loops `shared`, in the order in which they come to them. `refused`: why the
     schedule is a plainer one than the policy's first. `one_by_one`: vector loops without a form across lanes, why.
+    `measured`: where the plan was chosen by measuring.
     """
 
     schedule: ScheduleExplanation
@@ -60,6 +62,7 @@ class KernelExplanation(Explanation):
     shared: tuple[str, ...] = ()
     refused: str = ""
     one_by_one: Mapping[str, str] = field(default_factory=dict[str, str])
+    measured: Measured | None = None
 
     @property
     def document(self) -> Document:
@@ -81,6 +84,7 @@ class KernelExplanation(Explanation):
             *((("matrix unit", self._on_tiles),) if self._on_tiles else ()),
             *((("one by one", self._one_by_one),) if self.one_by_one else ()),
             ("code", f"{self.instructions} instructions, emitted and compiled in {seconds_text(self.seconds)}"),
+            *((("measured", str(self.measured)),) if self.measured is not None else ()),
             ("operations", count_text(p.operations)),
             ("predicted", f"{least} (caches empty at first)"),
             *((f"constant {n}", f"{bytes_text(b)}, computed when compiling") for n, b in self.computed.items()),
@@ -190,6 +194,22 @@ class EngineExplanation(Explanation):
         return outside + (f", {units} different ones" if units < compiled else "")
 
     @property
+    def _measured(self) -> str:
+        """What measuring chose, "" where nothing was measured."""
+        from poly.codegen.kernel import Kernel
+
+        kernels = [u.kernel for u in self.engine.units]
+        found = [k.measured for k in kernels if isinstance(k, Kernel) and k.measured is not None]
+        changed = [m for m in found if m.chosen]
+        if not found:
+            return ""
+        plans = f"{sum(m.plans for m in found)} plans of {counted(len(found), 'different group')}"
+        if not changed:
+            return f"{plans}: the model's choices"
+        share = sum(m.seconds for m in changed) / sum(m.unmeasured for m in changed)
+        return f"{plans}: in {len(changed)} another one than the model's choice, which take {share:.2f} of its time"
+
+    @property
     def _moved(self) -> str:
         """Of the groups that are counted."""
         known = [g for g in self.groups if g.moved is not None and g.compulsory is not None]
@@ -207,6 +227,7 @@ class EngineExplanation(Explanation):
             ("machine", e.machine.name),
             ("groups", f"{len(self.groups)}{self._different}, compiled in {seconds_text(self.seconds)}"),
             ("arena", f"{bytes_text(self.arena)} between groups, lower bound {bytes_text(self.bound)}"),
+            *((("measured", self._measured),) if self._measured else ()),
             ("bytes moved", self._moved),
             ("fallbacks", ", ".join(self.fallbacks) or ("none" if self.by_numpy else "none: every node is compiled")),
             *((("by numpy", ", ".join(self.by_numpy)),) if self.by_numpy else ()),
@@ -360,7 +381,7 @@ def explain_kernel(kernel: Kernel) -> KernelExplanation:
         kernel.machine.lanes(4) * 32, len(code), prediction,
         tuple(io_lower_bound(kernel.schedule.source, level.capacity) for level in prediction.levels),
         {t.name: tensor_bytes(program, t) for t in made}, shared if kernel.parallel else (),
-        kernel.refused, one_by_one,
+        kernel.refused, one_by_one, kernel.measured,
     )  # fmt: skip
 
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from poly.codegen.function import Module
     from poly.codegen.jit import Compiling
     from poly.loops import LoopTree
+    from poly.scheduling.cpu_plan import Plans
 
 _Edit = Callable[[Program], Program]
 _FOLDERS = ("", "frontend", "scheduling", "codegen", "accel")
@@ -99,14 +100,18 @@ def prepare_program(
 
 def prepare(
     program: Program, machine: Machine, threads: int, schedule: Schedule | None = None, *,
-    edit: _Edit | None = None, early: bool = False,
+    edit: _Edit | None = None, early: bool = False, plans: Plans = (),
 ) -> Prepared:  # fmt: skip
     """A program under a schedule, the policy's where none is given. Raises `PolyError` kinds of `compile`.
 
     `edit`: `known_for_cpu` of a program that has not been edited, made where the cache has nothing. `early`: object
-    code is made by another thread while this one proves that the schedule is legal.
+    code is made by another thread while this one proves that the schedule is legal. `plans`: of some of its
+    contractions, instead of the policy's; what cannot be done so is refused.
     """
     with collection_paused():
+        if plans:
+            path = _path(program, machine, threads, content_text(plans))
+            return _kept(path, lambda: _as_planned(program, machine, threads, plans))
         return _prepared(program, machine, threads, schedule, edit, _Beginning(machine, threads) if early else None)
 
 
@@ -153,9 +158,9 @@ def _kept(path: Path | None, make: Callable[[], Prepared]) -> Prepared:
     return made
 
 
-def is_prepared(program: Program, machine: Machine, threads: int) -> bool:
+def is_prepared(program: Program, machine: Machine, threads: int, plans: Plans = ()) -> bool:
     """Whether the disk cache has an entry for a program."""
-    path = _path(program, machine, threads)
+    path = _path(program, machine, threads, content_text(plans) if plans else "")
     return path is not None and path.exists()
 
 
@@ -173,6 +178,8 @@ def content_text(value: object) -> str:
             return str(value)
         case Mapping():
             return f"{{{', '.join(f'{k!r}: {content_text(v)}' for k, v in value.items())}}}"
+        case frozenset():
+            return f"{{{', '.join(sorted(map(content_text, value)))}}}"
         case tuple() | list():
             return f"({', '.join(map(content_text, value))},)"
         case _ if is_dataclass(value):
@@ -190,6 +197,12 @@ def _given(schedule: Schedule, machine: Machine, threads: int, begin: _Beginning
     if begin is not None:
         begin(schedule)
     return _lowered(settled(schedule), machine, threads, begin)
+
+
+def _as_planned(program: Program, machine: Machine, threads: int, plans: Plans) -> Prepared:
+    from poly.scheduling.cpu import schedule_for_cpu
+
+    return _lowered(schedule_for_cpu(program, machine, threads, plans=plans), machine, threads)
 
 
 def _planned(program: Program, machine: Machine, threads: int, begin: _Beginning | None) -> Prepared:

@@ -33,6 +33,7 @@ from poly.scheduling.cpu_interleaved import interleaved_of, schedule_interleaved
 from poly.scheduling.cpu_lanes import tiles_of
 from poly.scheduling.cpu_nests import schedule_nest
 from poly.scheduling.cpu_permute import permutation_of, schedule_permutation
+from poly.scheduling.cpu_plan import Plans
 from poly.scheduling.cpu_private import schedule_private
 from poly.scheduling.cpu_reduce import reduction_of
 from poly.scheduling.cpu_reduce_nest import schedule_reduction
@@ -58,14 +59,16 @@ from poly.scheduling.side_by_side import is_side_by_side, side_by_side, with_sha
 
 
 def schedule_for_cpu(
-    program: Program, machine: Machine, threads: int = 1, begin: Callable[[Schedule], None] | None = None
-) -> Schedule:
+    program: Program, machine: Machine, threads: int = 1, begin: Callable[[Schedule], None] | None = None,
+    plans: Plans = (),
+) -> Schedule:  # fmt: skip
     """A checked schedule of a program for a core.
 
     `begin` is called with the schedule that is about to be checked, where nothing is done to it after that.
-    A program that is over before other threads could help is planned for one.
+    A program that is over before other threads could help is planned for one. `plans`: of groups for which nothing is
+    chosen; where one of them is refused, so is the schedule (`ScheduleError`).
     """
-    if threads > 1 and is_short(unchecked(Schedule(program)), machine, lanes=True):
+    if threads > 1 and not plans and is_short(unchecked(Schedule(program)), machine, lanes=True):
 
         def begin_short(schedule: Schedule) -> None:
             if begin is not None and is_short(schedule, machine):
@@ -74,11 +77,11 @@ def schedule_for_cpu(
         on_one = _schedule(program, machine, 1, begin_short)
         if is_short(on_one, machine):
             return on_one
-    return _schedule(program, machine, threads, begin)
+    return _schedule(program, machine, threads, begin, plans)
 
 
 def _schedule(
-    program: Program, machine: Machine, threads: int, begin: Callable[[Schedule], None] | None
+    program: Program, machine: Machine, threads: int, begin: Callable[[Schedule], None] | None, plans: Plans = ()
 ) -> Schedule:
     """`schedule_for_cpu` for as many threads as it is worth.
 
@@ -89,18 +92,20 @@ def _schedule(
     start, apart = distributed(unchecked(Schedule(program)))
     every = side_by_side(apart, groups_for(apart, machine, threads), machine)
     whole = whole_nests(program, every)
-    if whole:
+    if whole and not plans:
         try:
             return _schedule_whole(program, whole, machine, threads)
         except PolyError:  # whatever refuses it, a nest that cannot stay whole is cut apart, as without private values
             pass
     try:
-        schedule = _by_plans(start, every, machine, threads)
+        schedule = _by_plans(start, every, machine, threads, plans)
         left = [g for g in every if not _can_be_planned(g)]
         if begin is not None and not left:
             begin(schedule)
         schedule = settle(schedule)
     except ScheduleError:
+        if plans:
+            raise
         return schedule_one_by_one(program, machine, threads)
     none = len(left) == len(every)  # where some have plans, most of what takes long is checked by now
     return _with_nests(schedule, left, machine, threads, begin if none else None)
@@ -122,9 +127,16 @@ def _schedule_whole(program: Program, whole: Collection[PathStep], machine: Mach
     return _with_nests(schedule, [g for g in left if not {*g.names} <= {*nests}], machine, threads)
 
 
-def _by_plans(schedule: Schedule, groups: Sequence[Group], machine: Machine, threads: int) -> Schedule:
+def _by_plans(
+    schedule: Schedule, groups: Sequence[Group], machine: Machine, threads: int, plans: Plans = ()
+) -> Schedule:
+    given = dict(plans)
     for group in filter(_can_be_planned, groups):
-        schedule = schedule_group(schedule, group, machine, threads)
+        plan = given.get(group.names)
+        if plan is None:
+            schedule = schedule_group(schedule, group, machine, threads)
+        else:
+            schedule = _shared(schedule, schedule_contraction(schedule, group, plan, machine), group, machine, threads)
     return without_meetings(schedule) if threads > 1 else schedule
 
 

@@ -56,6 +56,16 @@ def with_columns(program: Program, machine: Machine, threads: int) -> Program:
     return program
 
 
+def column_choices(program: Program, machine: Machine, threads: int) -> Iterator[tuple[Program, float]]:
+    """What `with_columns` chooses from, the program as it is among it, with the cycles of its copies."""
+    yield program, 0.0
+    if machine.kind == "cpu" and sum(s.combiner is not None for s in program.statements) == 1:
+        rows = rows_of(program)
+        if rows is not None and _fill(rows, machine):
+            yield rows.joined(), 0.0
+        yield from ((m.program, m.copies) for m in _moved(program, machine, threads))
+
+
 @dataclass(frozen=True)
 class _Moved:
     """Another program for a contraction, the cycles of its copies, facts about the one that it is made of, and of that

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import islice, zip_longest
 from math import gcd, inf
 
 from poly.dtypes import size_bytes
@@ -34,12 +35,23 @@ def contraction_of(program: Program, group: Group, machine: Machine, threads: in
     """The choices for a group around one contraction; None for any other."""
     if group.box is None:
         return None
-    facts = facts_of(program, group, machine, threads)
+    found = chosen_plan(facts_of(program, group, machine, threads))
+    return None if found is None else found.plan
+
+
+def chosen_plan(facts: Facts) -> Rated | None:
+    """The plan of `contraction_of` and its cycles."""
     lanes = facts.lanes()
-    plan = None if lanes is None else contraction_plan(facts, lanes)
-    if plan is None or plan.lanes != lanes:
-        return plan
-    return replace(plan, past=results_past_tiles(facts, plan, operation_cycles(facts)))
+    best = None if lanes is None else best_rated(facts, lanes)
+    return None if best is None or lanes is None else _as_used(facts, lanes, best)
+
+
+def _as_used(facts: Facts, lanes: int, rated: Rated) -> Rated:
+    """A plan with the results that go past the caches."""
+    plan = rated.plan
+    if plan.lanes != lanes:
+        return rated
+    return Rated(rated.cycles, lambda: replace(plan, past=results_past_tiles(facts, plan, operation_cycles(facts))))
 
 
 def results_past_tiles(facts: Facts, plan: BlockPlan, cycles: float) -> frozenset[str]:
@@ -147,6 +159,26 @@ def other_lanes(facts: Facts, update: Statement, lanes: int) -> list[int]:
     others = [a for a, extent in enumerate(facts.extents) if a != lanes and extent > 1 and _turned(facts, update, a)]
     others = [a for a in others if a not in facts.uneven]
     return sorted(others, key=lambda a: -facts.extents[a])[:MOST_OTHERS]
+
+
+def other_plans(facts: Facts, count: int, far: float) -> list[tuple[int, Rated]]:
+    """Plans besides the one that is chosen: of the best of every way to do it by turns so many, each with its turn,
+    none predicted to take more than `far` times as long as the best. So they differ in more than a block size.
+    """
+    update, lanes = facts.update, facts.lanes()
+    chosen = None if lanes is None else best_rated(facts, lanes)
+    if update is None or lanes is None or chosen is None:
+        return []
+    own = () if lanes in facts.uneven else (lanes,)
+    ways = [found for axis in own for found in RatedUnits(facts, update, axis).best_of_each_on_unit(count)]
+    for axis in (*own, *other_lanes(facts, update, lanes)):
+        choices = RatedWays(facts, update, axis)
+        ways += [found for way in choices.ways() if (found := list(choices.best_of_each([way], count)))]
+    ways.sort(key=lambda found: found[0].cycles)
+    limit = far * min(chosen.cycles, ways[0][0].cycles)
+    turns = ((n, r) for n, turn in enumerate(zip_longest(*ways)) for r in turn if r is not None and r.cycles <= limit)
+    found = islice(((n, r) for n, r in turns if r.plan != chosen.plan), count)
+    return [(n, _as_used(facts, lanes, r)) for n, r in found]
 
 
 def least_cycles(facts: Facts) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 LEAST_SIDE = 4  # elements of a row that are loaded at once and turned
 UNROLLED = 128  # multiply-adds in the body of the innermost loop that stays: four steps of the largest register tile
@@ -137,6 +137,10 @@ class BlockPlan:
     def without_packs(self) -> BlockPlan:
         """The same where operands are used as they lie."""
         return replace(self, outer=(*self.outer, *self.middle), middle=(), packs=())
+
+
+Plans: TypeAlias = tuple[tuple[tuple[str, ...], BlockPlan], ...]
+"""Plans of contractions, each with the names of the statements of its group."""
 
 
 def square_side(extent: int, vector: int) -> int:

@@ -9,7 +9,7 @@ from poly.dtypes import Array
 from poly.expr import DOTS, Apply, walk
 from poly.machine import Machine
 from poly.program import Program
-from poly.scheduling.cpu_columns import columns_like, with_columns
+from poly.scheduling.cpu_columns import column_choices, columns_like, with_columns
 from poly.scheduling.cpu_padding import filled_like, padding_like, whole_windows, without_padding
 from poly.scheduling.cpu_planes import planes_in_blocks, planes_like
 from poly.scheduling.dot_sums import sums_by_dots
@@ -39,11 +39,8 @@ def model_for_cpu(program: Program, constants: Mapping[str, Array], machine: Mac
 
 def for_cpu(program: Program, finite: Collection[str], machine: Machine, threads: int) -> Program:
     """A program as the policies for a CPU take it. `finite`: constants, see `finite_factors` of `uneven`."""
-    return _edited(
-        program,
-        lambda p: without_padding(whole_windows(p, machine), finite, machine, threads),
-        lambda p: planes_in_blocks(with_columns(p, machine, threads), machine),
-    )
+    columns = with_columns(_before_columns(program, _padding(finite, machine, threads)), machine, threads)
+    return planes_in_blocks(columns, machine)
 
 
 def known_for_cpu(program: Program, constants: Mapping[str, Array], machine: Machine, threads: int) -> Program:
@@ -52,23 +49,55 @@ def known_for_cpu(program: Program, constants: Mapping[str, Array], machine: Mac
     return for_cpu(program, finite_factors(program, constants), machine, threads)
 
 
+def ways_for_cpu(
+    program: Program, finite: Collection[str], machine: Machine, threads: int
+) -> list[tuple[Program, float]]:
+    """The program of `for_cpu`, then others that it might have chosen, each with the cycles of the copies that its
+    contraction needs.
+    """
+
+    def ways(padding: _Edit) -> Iterator[tuple[Program, float]]:
+        before = _before_columns(program, padding)
+        for p, copies in column_choices(before, machine, threads):
+            yield planes_in_blocks(p, machine), copies
+
+    chosen = for_cpu(program, finite, machine, threads)
+    both = (_as_it_is, _padding(finite, machine, threads))
+    found = {str(p): (p, copies) for padding in both for p, copies in ways(padding)}
+    first = found.pop(str(chosen), (chosen, 0.0))
+    return [first, *found.values()]
+
+
+def known_ways_for_cpu(
+    program: Program, constants: Mapping[str, Array], machine: Machine, threads: int
+) -> list[tuple[Program, float]]:
+    """Like `ways_for_cpu`, of what `known_for_cpu` takes."""
+    program = _narrow_sums(program, machine.dot_operators)
+    return ways_for_cpu(program, finite_factors(program, constants), machine, threads)
+
+
+def _as_it_is(program: Program) -> Program:
+    return program
+
+
+def _padding(finite: Collection[str], machine: Machine, threads: int) -> _Edit:
+    return lambda p: without_padding(whole_windows(p, machine), finite, machine, threads)
+
+
 def like_another(program: Program, other: Program, constants: Mapping[str, Array]) -> Iterator[Program]:
     """The programs that `known_for_cpu` may give where it chooses as for another one, on any machine."""
     used = sorted({e.operator for s in other.statements for e in walk(s.body) if isinstance(e, Apply)} & DOTS.keys())
     dots = chain.from_iterable(combinations(used, n) for n in range(len(used) + 1))
     for start in (program, *(_narrow_sums(program, d) for d in dots)):
         finite = finite_factors(start, constants)
-        yield _edited(
-            start,
-            lambda p, f=finite: padding_like(filled_like(p, other), other, f),
-            lambda p: planes_like(columns_like(p, other), other),
-        )
+        before = _before_columns(start, lambda p, f=finite: padding_like(filled_like(p, other), other, f))
+        yield planes_like(columns_like(before, other), other)
 
 
-def _edited(program: Program, padding: _Edit, columns: _Edit) -> Program:
-    """The order of the edits; `padding` and `columns` as they are chosen."""
+def _before_columns(program: Program, padding: _Edit) -> Program:
+    """The order of the edits up to the last ones; `padding` as it is chosen."""
     program = join_axes(with_wider_elements(with_maps_joined(with_windows_separated(padding(program)))))
-    return columns(with_steps_in_order(with_written_places(with_parts_joined(program))))
+    return with_steps_in_order(with_written_places(with_parts_joined(program)))
 
 
 def _narrow_sums(program: Program, dots: Collection[str]) -> Program:

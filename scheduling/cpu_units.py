@@ -36,16 +36,18 @@ class RatedUnits(RatedWays):
 
     def best_on_unit(self) -> Rated | None:
         """The best plan; None where the unit does not do such sums."""
-        best: Rated | None = None
+        return min((r for found in self.best_of_each_on_unit(1) for r in found), key=lambda r: r.cycles, default=None)
+
+    def best_of_each_on_unit(self, each: int) -> Iterator[list[Rated]]:
+        """The best `each` sizes of every way in which the unit does such sums."""
         for way, unit in self._unit_ways():
             grid = self._unit_grid(way, unit)
             if grid is None:
                 continue
             ((_, cycles),) = self._cycles([grid])
-            k = int(np.argmin(cycles))
-            if best is None or cycles[k] < best.cycles:
-                best = Rated(float(cycles[k]), partial(self._unit_plan, way, unit, *(int(v) for v in grid.sizes[k])))
-        return best
+            order = np.argsort(cycles, kind="stable")[:each]
+            made = [partial(self._unit_plan, way, unit, *(int(v) for v in grid.sizes[k])) for k in order]
+            yield [Rated(float(cycles[k]), plan) for k, plan in zip(order, made, strict=True)]
 
     def _unit_ways(self) -> Iterator[tuple[Way, UnitPlan]]:
         engine, body = self.facts.machine.matrix_unit, self.update.body

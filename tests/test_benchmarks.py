@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import choices
 from benchmarks.__main__ import main
-from benchmarks.candidates import Shelf, make, nests_of, plans_of
+from benchmarks.candidates import THREADS, nests_of
 from benchmarks.cases import CASES, Case, attention, conv, dense, einsum, load_cases, pointwise
 from benchmarks.driver import Row
 from benchmarks.graphs import NODES
@@ -21,9 +21,11 @@ from benchmarks.limits_turned import turning_loops
 from benchmarks.peers import numpy_peer, ours
 from benchmarks.reference import ROUNDING, error_of, reference
 from benchmarks.report import draw, line, read_json, summary, write_json
-from benchmarks.trials import Candidate, Found, Trial
+from benchmarks.trials import Found, Shown, Trials
 from poly.codegen.host import host_machine
 from poly.pointers import aligned_zeros
+from poly.tuner import Plans, different
+from poly.tuning import Tuning
 
 SMALL = (
     einsum("product", "ik,kj->ij", (5, 7), (7, 6)),
@@ -125,22 +127,32 @@ def test_what_is_no_case_is_told(entry: object, message: str, tmp_path: Path) ->
         load_cases(tmp_path / "cases.json")
 
 
-def test_choices_are_measured_against_other_plans(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("own_cache")
+def test_choices_are_measured_against_other_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYLOOM_JOBS", "1")
     machine = replace(host_machine(), cores=1)
     (nest,) = nests_of(einsum("product", "ik,kj->ij", (24, 16), (16, 40)), machine)
-    rated = plans_of(nest, 3, far=10.0)
-    assert rated[0].plan == nest.chosen and len({repr(r.plan) for r in rated}) == 3
-    shelf = Shelf(tmp_path, machine)
-    assert Trial(nest, shelf).found(rated, 1.0) is None  # nothing was made
-    for r in rated:
-        make(shelf, nest.program, r.plan)
-    found = Trial(nest, shelf).found(rated, 1.0)
-    assert found is not None and len(found.candidates) == 3 and found.candidates[0].plan == repr(nest.chosen)
+    listed = nest.candidates(6, far=10.0)
+    assert not listed[0].plans and len(listed) == 6
+    plans = Plans(Tuning(), machine, THREADS)
+    made = different(listed, plans.made(listed, 1e6, lambda _done, _all: None))
+    assert Trials(nest).found(made[:1], 6, 1.0) is None  # nothing to choose from
+    found = Trials(nest).found(made, 6, 1.0)
+    assert found is not None and len(found.candidates) == len(made) > 2 and found.candidates[0].plan == "()"
+
+
+def test_a_product_with_a_copy_before_it_has_a_choice() -> None:
+    """Also what it would be without the copy."""
+    machine = replace(host_machine(), cores=1)
+    (case,) = [c for c in CASES if c.name == "conv1x1s2_256-512_56"]
+    (nest,) = nests_of(case, machine)
+    assert {len(p.statements) for p, _ in nest.ways} >= {len(nest.program.statements)}
+    assert all(c.plans for c in nest.candidates(4, far=10.0)[1:])
 
 
 def test_choices_near_the_best_are_counted() -> None:
     near, far = (
-        Found("n", (Candidate("a", 1.0, 3, 9, t, t, 1.0), Candidate("b", 2.0, 3, 9, 1.0, 1.0, 1 / t)), 2)
+        Found("n", (Shown("a", 1.0, 3, 9, t, t, 1.0), Shown("b", 2.0, 3, 9, 1.0, 1.0, 1 / t)), 2)
         for t in (1.05, 2.0)
     )
     assert "1 of 2 (50%)" in choices.summary([near, far])

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from itertools import count
-
 import pytest
 
-from benchmarks import trials
 from benchmarks.choices import main, summary
-from benchmarks.trials import STAGES, Candidate, Found
+from benchmarks.trials import Found, Shown
+from poly.trials import STAGES
 
 
 def found(nest: str, *ratios: float) -> Found:
     """A nest whose choice is measured with others, of which the last one drops out early."""
-    shown = [Candidate("", 1.0, len(STAGES) - 1, 40, 1e-3 * r, 1e-3 * r, r) for r in (1.0, *ratios)]
-    return Found(nest, (*shown, Candidate("", 1.0, 1, 3, 1e-4, 1e-4, 0.1)), 200)
+    shown = [Shown("", 1.0, len(STAGES) - 1, 40, 1e-3 * r, 1e-3 * r, r) for r in (1.0, *ratios)]
+    return Found(nest, (*shown, Shown("", 1.0, 1, 3, 1e-4, 1e-4, 0.1)), 200)
 
 
 def test_only_what_was_measured_to_the_end_counts() -> None:
@@ -45,13 +43,3 @@ def test_wrong_options_are_said(
     with pytest.raises(SystemExit):
         main()
     assert message in capsys.readouterr().err
-
-
-def test_rounds_take_turns_and_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    ticks = count()
-    monkeypatch.setattr(trials, "perf_counter", lambda: float(next(ticks)))
-    called: list[int] = []
-    times = trials._rounds({k: lambda k=k: called.append(k) for k in (0, 1)}, 5, 1e9)  # pyright: ignore
-    assert called == [0, 1, 0, 0, 1, 1, *[0, 1] * 4]  # once to know its time, once before it is long
-    assert [len(t) for t in times.values()] == [5, 5]
-    assert [len(t) for t in trials._rounds({0: lambda: None}, 5, 0.0).values()] == [1]  # pyright: ignore

@@ -1,0 +1,56 @@
+"""What a caller asks of measuring (`compile(..., tune=32)`), and what it said; `poly.tuner` does it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import Final
+
+from poly.errors import ArgumentError
+
+MOST: Final = 1000  # plans of one program
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """`tune=` of `compile`: plans of one program that are measured at most, and seconds in all for making and measuring
+    them, those of all groups of a model together.
+    """
+
+    plans: int = 32
+    seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.plans <= MOST:
+            raise ArgumentError(f"plans={self.plans} to measure", hint=f"from 2 to {MOST}")
+        if not 0 < self.seconds < inf:
+            raise ArgumentError(f"seconds={self.seconds} to measure in", hint="more than 0")
+
+
+def tuning_of(tune: Tuning | int | None) -> Tuning | None:
+    """What a caller asks for; None where nothing is measured. Raises `ArgumentError`."""
+    if isinstance(tune, Tuning):
+        return tune
+    return None if not tune else Tuning() if tune is True else Tuning(int(tune))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What measuring said of a program: so many `plans` of `listed` ones that differ, in `took` seconds with making
+    them; `seconds` of a call of the fastest, `unmeasured` of the model's choice; `chosen`: what the fastest is, ""
+    where that is the model's choice.
+    """
+
+    plans: int
+    listed: int
+    took: float
+    seconds: float
+    unmeasured: float
+    chosen: str
+
+    def __str__(self) -> str:
+        if self.plans < 2:
+            return "nothing to choose from"
+        best = f"{self.seconds * 1e6:,.1f} us" + (f", {self.chosen}" if self.chosen else ", the model's choice")
+        beside = f"; the model's choice {self.unmeasured * 1e6:,.1f} us" if self.chosen else ""
+        return f"{self.plans} of {self.listed} plans in {self.took:.1f} s: the fastest {best}{beside}"
