@@ -26,6 +26,8 @@ WALKED = 32  # pieces of a register tile that prefetchers follow from memory at 
 OWN_SHARE, LAST_SHARE = 0.5, 0.125
 MOST_OF_LAST = 32 * 1024**2
 PAGE = 4096  # bytes
+# Bytes a cycle of what another core wrote: where they come faster, it costs little to share what is packed.
+SLOWLY_SHARED = 4
 
 
 class Cache(NamedTuple):

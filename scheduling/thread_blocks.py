@@ -15,7 +15,7 @@ from poly.program import Program, Statement, default_path
 from poly.scheduling.block_loops import in_blocks
 from poly.scheduling.cpu import left_to_contractions
 from poly.scheduling.cpu_contract import best_rated, least_of_plans
-from poly.scheduling.cpu_core import own_share, remote_rate
+from poly.scheduling.cpu_core import SLOWLY_SHARED, own_share, remote_rate
 from poly.scheduling.cpu_facts import Facts, facts_of
 from poly.scheduling.cpu_plan import BlockPlan
 from poly.scheduling.cpu_shares import MEETING_CYCLES
@@ -26,12 +26,11 @@ FEWEST = 8  # iterations of a block, at least: about a register tile
 # Of the cycles without blocks, at most: closer to them, the model cannot tell; and where each thread packs all that it
 # packs on its way: it does not count the lines that threads lose where they read the same ones (0115).
 GAIN, GAIN_ON_WAY = 0.98, 1.0
-SLOW = 4  # bytes a cycle of what another core wrote: where they come faster, it costs little to share what is packed
 
 
 def with_thread_blocks(program: Program, machine: Machine, threads: int) -> Program:
     """The program with a block for each thread in those of its contractions that are sooner done so, by the model."""
-    if threads == 1 or machine.kind != "cpu" or remote_rate(machine) > SLOW:
+    if threads == 1 or machine.kind != "cpu" or remote_rate(machine) > SLOWLY_SHARED:
         return program
     if not any(s.combiner is not None for s in program.statements):
         return program

@@ -16,9 +16,8 @@ from poly.affine import Affine
 from poly.loops import Alloc, Compute, For, If, Node
 from poly.machine import Machine
 from poly.scheduling.constants import Split
-from poly.scheduling.cpu_core import core_of, remote_rate
+from poly.scheduling.cpu_core import SLOWLY_SHARED, core_of, remote_rate
 from poly.scheduling.cpu_facts import own_capacity
-from poly.scheduling.thread_blocks import SLOW
 
 ROOM: Final = 2  # of a core's own caches: what all copies of a constant may take
 
@@ -38,7 +37,7 @@ def _keeps(machine: Machine) -> bool:
     """Whether a core loses lines that others read, and has its own from call to call: parts of a model that all come
     anew would come once for each thread.
     """
-    return remote_rate(machine) <= SLOW and not core_of(machine, 4).streamed
+    return remote_rate(machine) <= SLOWLY_SHARED and not core_of(machine, 4).streamed
 
 
 def _read_by_all(nodes: Sequence[Node], around: str | None) -> Iterator[str]:
