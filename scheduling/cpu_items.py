@@ -22,6 +22,7 @@ from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.items import all_items, items_of, one_item, repeated
 from poly.scheduling.schedule import Schedule
 from poly.scheduling.shared_sums import share_sums
+from poly.scheduling.thread_blocks import with_thread_blocks
 
 FEWEST_USES: Final = 32  # of an element that items share, in one: it comes with its line while the others are used
 FEWEST_POINTS: Final = 4096  # of an item, in all statements: loops of their own cost some hundred cycles
@@ -39,6 +40,7 @@ def schedule_items(program: Program, machine: Machine, threads: int) -> Schedule
         return None
     try:
         one = share_sums(known_for_cpu(one, {}, machine, threads), machine, threads)
+        one = with_thread_blocks(one, machine, threads)
         source = all_items(one, items)
         again = items_of(source)
         if again is None or source.with_role("constant") != program.with_role("constant"):

@@ -23,6 +23,7 @@ from poly.scheduling.items import all_items, items_of, one_item
 from poly.scheduling.schedule import Schedule
 from poly.sized_engine import SizedEngine
 from poly.text import parse_program
+from tests.machines import MESH
 
 HOST = host_machine()
 Shape = tuple[int | str, ...]
@@ -228,3 +229,12 @@ def test_a_sized_graph_is_copied_and_pickled() -> None:
         np.testing.assert_array_equal(engine.run({"x": x})["y"], want)
         with pytest.raises(TypeError, match="an engine is code in this process"):
             pickle.dumps(engine)
+
+
+def test_an_item_has_a_block_for_each_thread() -> None:
+    program = program_of("Y[n,i,j] += X[n,i,k]*Z[n,k,j]", {"X": ("N", 512, 16), "Z": ("N", 16, 512)})
+    schedule = schedule_items(program, MESH, 2)
+    assert schedule is not None and any(s.iterators == ("n", "i", "i_b", "j", "k") for s in schedule.source.statements)
+    x, z = (np.ones(shape, np.float32) for shape in ((3, 512, 16), (3, 16, 512)))
+    found = poly.compile(program, threads=2, schedule=schedule)(x, z)
+    assert np.array_equal(np.asarray(found), np.full((3, 512, 512), 16, np.float32))
