@@ -127,6 +127,7 @@ def _initialise(threads: int) -> None:
     if threads > 1:
         poly.pool()
     ours(einsum("small product", "ik,kj->ij", (5, 6), (6, 7)), 1)
+    ours(einsum("small chain", "ij,jk,kl->il", (5, 6), (6, 7), (7, 8)), 1)
     ours(conv("small windows", (1, 8, 6, 6), (8, 8, 3, 3)), 1)
 
 
