@@ -11,7 +11,7 @@ from poly.affine import Affine, Constraint, FloorDiv, Var, var
 from poly.coefficients import conditions_of, relation_of, set_of
 from poly.errors import PolyError
 from poly.program import Access, Program, Statement, Tensor
-from poly.sets import OUT, PARAM, SET, affine_of_pw, fix_sizes, header, interval, kept_by_name
+from poly.sets import OUT, PARAM, SET, affine_of_pw, coalesced, fix_sizes, header, interval, kept_by_name
 
 
 def bound_domain(program: Program, s: Statement) -> isl.Set:
@@ -31,7 +31,7 @@ def bound_set(domain: isl.Set, context: isl.Set, sizes: tuple[tuple[str, int], .
 
 def bound_expressions(program: Program, s: Statement, values: Sequence[Affine], target: str = "") -> isl.Map:
     """`expressions_map` on `bound_domain`: cheaper than to put the sizes into it."""
-    known = tuple(_known(program, values))
+    known = with_binding(program, values)
     return _expressions(known, s.iterators, free_sizes(program), s.name, bound_domain(program, s), target)
 
 
@@ -45,6 +45,14 @@ def _expressions(
     return relation.set_tuple_name(OUT, target) if target else relation
 
 
+@lru_cache(maxsize=1024)
+def values_taken(
+    values: tuple[Affine, ...], iterators: tuple[str, ...], parameters: tuple[str, ...], name: str, domain: isl.Set,
+) -> isl.Set:  # fmt: skip
+    """`{ S[values] }` of a statement S; checks of a schedule and its lowering ask for the same."""
+    return coalesced(_expressions(values, iterators, parameters, name, domain, name).range())
+
+
 def bound_access(program: Program, s: Statement, access: Access) -> isl.Map:
     """`access_map` on `bound_domain`: cheaper than to put the sizes into it."""
     if access.indirect:
@@ -52,7 +60,7 @@ def bound_access(program: Program, s: Statement, access: Access) -> isl.Map:
         return fix_sizes(relation.intersect_params(program.context), program.binding)
     relation = bound_expressions(program, s, access.affine_index, access.tensor)
     if access.guard:
-        exprs = _known(program, [c.expr for c in access.guard])
+        exprs = with_binding(program, [c.expr for c in access.guard])
         guard = [Constraint(e, c.equality) for e, c in zip(exprs, access.guard, strict=True)]
         relation = relation.intersect_domain(set_of(guard, s.iterators, free_sizes(program), s.name))
     return relation
@@ -63,10 +71,10 @@ def free_sizes(program: Program) -> tuple[str, ...]:
     return tuple(p for p in program.parameters if p not in program.binding) if program.sizes else program.parameters
 
 
-def _known(program: Program, values: Sequence[Affine]) -> Sequence[Affine]:
+def with_binding(program: Program, values: Sequence[Affine]) -> tuple[Affine, ...]:
     """Expressions with the sizes put in."""
     sizes = program.binding
-    return [e if e.names.isdisjoint(sizes) else e.substitute(sizes) for e in values] if sizes else values
+    return tuple([e if e.names.isdisjoint(sizes) else e.substitute(sizes) for e in values] if sizes else values)
 
 
 def interval_of(program: Program, s: Statement, iterator: str) -> tuple[int, int] | None:
@@ -118,7 +126,7 @@ def range_of(program: Program, s: Statement, expression: Affine) -> tuple[int, i
     """First and last value of an expression of iterators over a statement's instances; None where not known."""
     key = s.name, expression
     if key not in program.ranges:
-        (value,) = _known(program, [expression])
+        (value,) = with_binding(program, [expression])
         bounds = box_bounds(bound_domain(program, s), s.iterators)
         plain = _values_in_box(value, bounds) if bounds is not None else None
         isl_range = None if plain else interval(bound_expressions(program, s, [expression]).range(), 0)

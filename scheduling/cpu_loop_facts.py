@@ -25,13 +25,16 @@ class Use:
 
 def extent_of(schedule: Schedule, loop: str) -> int:
     """Iterations of a loop: the most of those that are known of the statements under it, 0 where none are."""
-    most = 0
-    for name in schedule.loop_statements[loop]:
-        s = schedule.program.statement[name]
-        found = range_of(schedule.program, s, schedule.nests[name].loops[loop])
-        if found is not None:
-            most = max(most, found[1] - found[0] + 1)
-    return most
+    kept: dict[str, int] = schedule.__dict__.setdefault("_extents", {})  # asked for again and again
+    if loop not in kept:
+        most = 0
+        for name in schedule.loop_statements[loop]:
+            s = schedule.program.statement[name]
+            found = range_of(schedule.program, s, schedule.nests[name].loops[loop])
+            if found is not None:
+                most = max(most, found[1] - found[0] + 1)
+        kept[loop] = most
+    return kept[loop]
 
 
 def runs_of(schedule: Schedule, name: str, lanes: int) -> int:

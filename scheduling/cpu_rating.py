@@ -23,6 +23,7 @@ from poly.scheduling.cpu_ways import Way
 
 MOST_VECTORS = 4  # side by side in a register tile
 TILES = 3  # shapes of register tiles that are rated with all blocks, besides as many others that suit what they read
+EXACT = 1 - 1e-9  # sums in another order differ by less
 PANELS, ROW_BLOCKS = (1, 4, 8, 16, 64), (4, 16, 64)
 
 
@@ -203,7 +204,7 @@ class RatedWays(TileWork):
 
     def _cycles(self, grids: Sequence[Grid], limit: float = inf, every: bool = True) -> list[tuple[Grid, Numbers]]:
         """Cycles of all candidates of some ways, in one call of the model of memory. Threads share what one alone takes
-        inside of a nest, at best: most ways need not be looked at further.
+        for a nest and its copies, at best: most ways need not be looked at further.
         """
         nests: list[BlockedNest] = []
         places: list[dict[Site, int]] = []
@@ -213,10 +214,10 @@ class RatedWays(TileWork):
             rates = {k: self._rate(grid.way, k, grid.height, vectors) for k, _ in grid.way.packs}
             asks = {k: self.asks(grid.way, k, vectors, grid.depth) for k, _ in grid.way.packs}
             near = {k: np.where(there, self.vector / VECTOR, 0.0) for k, there in asks.items()}
-            copies = {k: Copy(sites[site], rates[k], near[k]) for k, site in grid.way.packs}
+            packed = {k: Copy(sites[site], rates[k], near[k]) for k, site in grid.way.packs}
             if self.turned and grid.way.lanes_outside:  # partial sums of a block of lanes
-                copies[len(self.operands) - 1] = Copy(sites["lanes"] - 1, np.full((), ONE_BY_ONE))
-            nests.append(BlockedNest(loops, copies, len(grid.sizes)))
+                packed[len(self.operands) - 1] = Copy(sites["lanes"] - 1, np.full((), ONE_BY_ONE))
+            nests.append(BlockedNest(loops, packed, len(grid.sizes)))
             places.append(sites)
         lanes = self.names[self.lanes]
         along = [k for k, o in enumerate(self.operands[:-1]) if o.stride(lanes) == o.element]
@@ -226,7 +227,9 @@ class RatedWays(TileWork):
         ends = np.cumsum([nest.count for nest in nests])[:-1]
         waits = np.concatenate([self._anew(grid.way, grid.sizes) for grid in grids])
         inside = np.split(overlapped(self.core, np.concatenate([grid.work for grid in grids]), traffic) + waits, ends)
-        least = [float(own.min()) / self.facts.threads for own in inside]
+        copies = [sum((c.cycles for c in copied.values()), np.zeros(())) for copied in copying]
+        whole = [float((own + more).min()) for own, more in zip(inside, copies, strict=True)]
+        least = [cycles / self.facts.threads * EXACT for cycles in whole]
         found: dict[int, Numbers] = {}
         for k in sorted(range(len(grids)), key=least.__getitem__):
             if every or least[k] <= limit:

@@ -13,6 +13,7 @@ from math import inf, prod
 import numpy as np
 import numpy.typing as npt
 
+from poly.locks import cached_property
 from poly.scheduling.cpu_core import TILE_CYCLES, WALKED, Core
 from poly.scheduling.cpu_operand import Operand, Touched, next_stays
 from poly.scheduling.cpu_shares import Numbers
@@ -177,13 +178,18 @@ class Boxes:
         for n, (nest, at) in enumerate(_placed(self.nests)):
             depth = _panels(walk.operand, nest, copied[n].depth) if n in copied else None
             if depth is not None:
-                box = {i: sizes[depth, at] for i, sizes in self.sizes.items()}
-                between = sum((o.elements(box) * o.element for o in self.operands), np.zeros(()))
+                between = self._together[depth, at]
                 reused = prod((loop.trips for loop in nest.loops[depth + 1 :]), start=np.ones(()))
                 lost = (between > own.capacity) & (nest.loops[depth].trips > 1) & (reused > 1)
                 cycles = copied[n].cycles + np.where(lost, 2 * copied[n].bytes / own.rate, 0.0)
                 copied[n] = replace(copied[n], cycles=cycles)
         return replace(walk, copied=copied)
+
+    @cached_property
+    def _together(self) -> Numbers:
+        """Bytes that boxes use of all operands, by depth and candidate."""
+        used = sum((o.elements(self.sizes) * o.element for o in self.operands), np.zeros(()))
+        return np.broadcast_to(used, self.entered.shape)
 
     def _columns(self, by_nest: Sequence[Sequence[int]]) -> npt.NDArray[np.int_]:
         """Values by depth of every nest, for each of its candidates."""

@@ -26,7 +26,7 @@ Interval = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """A statement of the tree with the loops and guards around it, outermost first. `parameters`: the free sizes, for
     which the `context` holds.
     """
@@ -95,9 +95,9 @@ def _check(tree: LoopTree, program: Program) -> None:
     tensors = {t.name: t for t in tree.tensors} | {
         n.tensor.name: n.tensor for n in tree.nodes() if isinstance(n, Alloc)
     }
-    places: dict[str, list[_Place]] = {}
+    places: dict[str, list[Place]] = {}
     for compute, around in _places(tree.body, ()):
-        places.setdefault(compute.statement, []).append(_Place(compute, around, tree.parameters, context))
+        places.setdefault(compute.statement, []).append(Place(compute, around, tree.parameters, context))
     for name, own in places.items():
         _check_once(program.statement[name], own, program, tree)
     for s in program.statements:
@@ -108,7 +108,7 @@ def _check(tree: LoopTree, program: Program) -> None:
         _check_accesses(place, tensors, program.statement[place.compute.statement], sizes)
 
 
-def _check_once(s: Statement, places: Sequence[_Place], program: Program, tree: LoopTree) -> None:
+def _check_once(s: Statement, places: Sequence[Place], program: Program, tree: LoopTree) -> None:
     """No instance runs twice, and all run."""
     images: isl.Set | None = None
     for place in places:
@@ -145,7 +145,7 @@ def _places(nodes: Sequence[Node], around: tuple[For | If, ...]) -> Iterator[tup
                 pass
 
 
-def _loop_vectors(place: _Place, parameters: Sequence[str]) -> isl.Set:
+def _loop_vectors(place: Place, parameters: Sequence[str]) -> isl.Set:
     """The values the loops around take, from bounds, steps and guards."""
     names = place.loops
     always: list[Constraint] = []
@@ -175,7 +175,7 @@ def _starts_at(v: Affine, start: Affine, lower: Sequence[Affine], step: int) -> 
     return (*(Constraint(start - b) for b in lower if b != start), Constraint((v - start) % step, True))
 
 
-def _check_elements(place: _Place, s: Statement, sizes: Mapping[str, int]) -> None:
+def _check_elements(place: Place, s: Statement, sizes: Mapping[str, int]) -> None:
     """The tree touches the elements that the program says, where the program's guards say so."""
     values: dict[str, Affine | int] = dict(zip(s.iterators, place.compute.instance, strict=True)) | dict(sizes)
     pairs = zip((*place.compute.reads, place.compute.write), (*s.reads, s.write), strict=True)
@@ -219,7 +219,7 @@ def _without_floors(expression: Affine, intervals: Mapping[str, Interval]) -> Af
     return result
 
 
-def _check_accesses(place: _Place, tensors: Mapping[str, Tensor], s: Statement, sizes: Mapping[str, int]) -> None:
+def _check_accesses(place: Place, tensors: Mapping[str, Tensor], s: Statement, sizes: Mapping[str, int]) -> None:
     """All that a place touches is inside of its tensor and its storage. isl is asked where intervals do not show it."""
     seen: set[Access] = set()
     for access in (*place.compute.reads, place.compute.write):
@@ -246,7 +246,7 @@ def _check_accesses(place: _Place, tensors: Mapping[str, Tensor], s: Statement, 
                 _refuse(place, reached.subtract(legal), access, subscript, extent, s)
 
 
-def _refuse(place: _Place, outside: isl.Set, access: Access, subscript: Affine, extent: Affine, s: Statement) -> None:
+def _refuse(place: Place, outside: isl.Set, access: Access, subscript: Affine, extent: Affine, s: Statement) -> None:
     values = _values(outside.sample_point(), place.loops)
     instance = ", ".join(f"{i}={e.evaluate(values)}" for i, e in zip(s.iterators, place.compute.instance, strict=True))
     shown = ", ".join(str(e.evaluate(values)) if isinstance(e, Affine) else "?" for e in access.index)

@@ -18,7 +18,7 @@ from poly.errors import ScheduleError, UnsupportedError
 from poly.expr import Expr, IndexValue, rewrite, walk
 from poly.locks import cached_property
 from poly.program import Access, Statement
-from poly.relations import bound_set, box_bounds
+from poly.relations import bound_set, box_bounds, values_taken
 from poly.scheduling.inverse import by_loops, equalities_of, inverse_of, loops_that_are
 from poly.sets import SET, affine_of_aff, has_floor, parameter_names
 
@@ -53,7 +53,7 @@ class LoopVectors:
     @cached_property
     def ends(self) -> Mapping[str, tuple[int, int]]:
         """First and last value of every loop where all have numbers as bounds; else nothing."""
-        return box_bounds(self.vectors, self.loops) or {}
+        return box_bounds(self.vectors.set_tuple_name(self.statement.name), self.loops) or {}
 
     def express(self, expressions: Sequence[Affine]) -> tuple[Affine, ...]:
         """Expressions of the iterators by loops, without the floors that the domain makes redundant."""
@@ -110,11 +110,10 @@ def loop_vectors(
     """
     domain = bound_set(s.domain, context, tuple(sorted(sizes.items())))
     bound, free = [e.substitute(sizes) for e in expressions], [p for p in parameters if p not in sizes]
-    relation = relation_of(bound, s.iterators, free, s.name).intersect_domain(domain)
-    vectors = relation.range().coalesce()
+    vectors = values_taken(tuple(bound), s.iterators, tuple(free), s.name, domain).reset_tuple_id()
     if vectors.is_empty():
         return LoopVectors(s, tuple(loops), vectors, tuple(Affine() for _ in s.iterators), sizes)
-    solved, fixed = _inverse(s, domain, relation, loops, bound), _fixed(vectors, loops)
+    solved, fixed = _inverse(s, domain, free, loops, bound), _fixed(vectors, loops)
     atoms = {atom: value.substitute(fixed) for atom, value in loops_that_are(loops, bound).items()}
     result = LoopVectors(s, tuple(loops), vectors, (), sizes, atoms)
     return replace(result, instance=result.simplify([e.substitute(fixed) for e in solved if e is not None]))
@@ -127,7 +126,7 @@ def _fixed(vectors: isl.Set, loops: Sequence[str]) -> dict[str, int]:
 
 
 def _inverse(
-    s: Statement, domain: isl.Set, relation: isl.Map, loops: Sequence[str], expressions: Sequence[Affine]
+    s: Statement, domain: isl.Set, free: Sequence[str], loops: Sequence[str], expressions: Sequence[Affine]
 ) -> Sequence[Affine | None]:
     """The iterators as functions of the loops, by the cheapest way that gives all."""
     solved = inverse_of(s.iterators, loops, expressions)
@@ -135,7 +134,7 @@ def _inverse(
         solved = inverse_of(s.iterators, loops, expressions, zero=equalities_of(domain, s.iterators))
     if None not in solved:
         return solved
-    inverse = relation.reverse()
+    inverse = relation_of(expressions, s.iterators, free, s.name).intersect_domain(domain).reverse()
     if any(has_floor(e) for e in expressions):
         solved = outputs_of_hull(inverse, loops)
         known = {i: e for i, e in zip(s.iterators, solved, strict=True) if e is not None}

@@ -13,7 +13,15 @@ import islpy as isl
 from poly.affine import Affine, Atom, FloorDiv, Mod, Var, sum_of
 from poly.coefficients import relation_of
 from poly.program import Access, Statement
-from poly.relations import bound_domain, bound_expressions, box_bounds, free_sizes, range_of
+from poly.relations import (
+    bound_domain,
+    bound_expressions,
+    box_bounds,
+    free_sizes,
+    range_of,
+    values_taken,
+    with_binding,
+)
 from poly.scheduling.dependences import Touch, touches
 from poly.scheduling.inverse import by_loops, equalities_of, inverse_of, loops_that_are
 from poly.scheduling.schedule import Schedule
@@ -52,7 +60,9 @@ class Vectors:
     def range(self, s: Statement) -> isl.Set:
         """{ S[loop values] }"""
         if s.name not in self._ranges:
-            self._ranges[s.name] = coalesced(self.of(s).range())
+            nest, domain = self.schedule.nests[s.name], bound_domain(self.program, s)
+            loops = with_binding(self.program, nest.expressions(nest.names))
+            self._ranges[s.name] = values_taken(loops, s.iterators, free_sizes(self.program), s.name, domain)
         return self._ranges[s.name]
 
     def box(self, s: Statement) -> Mapping[str, tuple[int, int]] | None:

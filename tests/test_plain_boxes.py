@@ -6,14 +6,18 @@ from collections import defaultdict
 from itertools import product
 from random import Random
 
+import islpy as isl
 import pytest
 
 import poly
-from poly.affine import Affine
+from poly.affine import Affine, var
 from poly.errors import PolyError
-from poly.program import Access, Statement
+from poly.expr import Const
+from poly.loops import Compute, For
+from poly.program import Access, Statement, box_domain
 from poly.scheduling.edits import unchecked
 from poly.scheduling.footprint import box_of
+from poly.scheduling.instances import Place
 from poly.scheduling.plain_boxes import plain_box
 from poly.scheduling.schedule import Schedule
 from poly.scheduling.tile_footprints import tile_of
@@ -112,3 +116,46 @@ def test_uses_in_different_tiles_are_left_to_isl():
     uses = [(s, s.reads[0]) for s in (first, second)]
     assert plain_box(schedule, (loop,), (loop,), uses[:1]) is not None
     assert plain_box(schedule, (loop,), (loop,), uses) is None
+
+
+def _read(name: str, ranges: list[tuple[str, Affine, Affine]], parameters: tuple[str, ...]) -> isl.Set:
+    conditions = " and ".join(f"{lo.isl_text} <= {i} < {hi.isl_text}" for i, lo, hi in ranges) or "true"
+    return isl.Set(f"[{', '.join(parameters)}] -> {{ {name}[{', '.join(i for i, _, _ in ranges)}] : {conditions} }}")
+
+
+@pytest.mark.parametrize(
+    ("ranges", "parameters"),
+    [
+        ([], ()),
+        ([("i", 0, 5), ("j", -3, 4)], ()),
+        ([("i", 2, 2)], ("N",)),
+        ([("i", 0, 1), ("j", 0, 1)], ("N",)),
+        ([("i", 0, "N"), ("j", "i // 2", "M + 1")], ("N", "M")),
+        ([("i", 0, "N"), ("j", 0, 24)], ("N",)),
+    ],
+)
+def test_box_domain_is_what_isl_reads(
+    ranges: list[tuple[str, int | str, int | str]], parameters: tuple[str, ...]
+) -> None:
+    bounds = [(i, Affine.of(lo), Affine.of(hi)) for i, lo, hi in ranges]
+    made, read = box_domain("S", bounds, parameters), _read("S", bounds, parameters)
+    assert made.plain_is_equal(read)
+    assert (str(made), hash(made)) == (str(read), hash(read))
+
+
+def test_places_whose_instances_algebra_tells_apart_run_none_twice() -> None:
+    rng = Random(0)
+    told = twice = 0
+    for _ in range(300):
+        names = [f"l{k}" for k in range(rng.randint(1, 4))]
+        loops = tuple(For(n, (Affine(),), (Affine((), rng.randint(1, 4)),), ()) for n in names)
+        instance = tuple(
+            sum((var(n) * rng.choice((-4, -2, 0, 0, 1, 2, 3, 6)) for n in names), Affine((), rng.randint(-2, 2)))
+            for _ in range(rng.randint(1, 3))
+        )
+        compute = Compute("S", instance, Access("x", instance), (), Const(0), None)
+        place = Place(compute, loops, (), isl.Set("{ : }"))
+        injective = bool(place.relation.is_injective())
+        assert injective or not place.tells_apart
+        told, twice = told + place.tells_apart, twice + (not injective)
+    assert told > 50 < twice
