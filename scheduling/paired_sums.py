@@ -50,6 +50,8 @@ class _Work:
 
     def convert(self, s: Statement) -> None:
         """One statement, where it is such a product."""
+        if all(self.program.tensor[r.tensor].dtype != "bf16" for r in s.reads):
+            return
         init, ranges = start_of(self.program, s), ranges_of(self.program, s)
         step = None if init is None or ranges is None else _step(self.program, s, ranges)
         if init is None or ranges is None or step is None:

@@ -57,9 +57,11 @@ def sums_of_widened(program: Program) -> Program:
 def _sums_products(program: Program, s: Statement) -> bool:
     """Whether a statement alone in its nest adds products of two operands, one converted at least, to f32 or f64."""
     target = program.tensor[s.write.tensor]
-    alone = sum(o.path[:1] == s.path[:1] for o in program.statements) == 1 and isinstance(s.path[0], int)
     if s.combiner is None or s.combiner.symbol != "+" or target.dtype not in _SUMS or s.external is not None:
         return False
+    if all(program.tensor[r.tensor].dtype == target.dtype for r in s.reads):
+        return False
+    alone = sum(o.path[:1] == s.path[:1] for o in program.statements) == 1 and isinstance(s.path[0], int)
     plain = alone and all(not r.indirect and program.tensor[r.tensor].layout is None for r in (*s.reads, s.write))
     match s.body:
         case Apply("mul", (first, second)) if plain:
