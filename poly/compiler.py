@@ -83,7 +83,7 @@ def compile(
     constants: Mapping[str, Array] | None = None,
     threads: SupportsIndex | None = None,
     schedule: None = None,
-    tune: Tuning | int | None = None,
+    tune: Tuning | int | bool | None = None,
     progress: Progress | None = None,
 ) -> Engine: ...
 @overload
@@ -94,7 +94,7 @@ def compile(
     constants: None = None,
     threads: SupportsIndex | None = None,
     schedule: None = None,
-    tune: Tuning | int | None = None,
+    tune: Tuning | int | bool | None = None,
     progress: Progress | None = None,
 ) -> ModelEngine: ...
 @overload
@@ -105,7 +105,7 @@ def compile(
     constants: Mapping[str, Array] | None = None,
     threads: SupportsIndex | None = None,
     schedule: Schedule | None = None,
-    tune: Tuning | int | None = None,
+    tune: Tuning | int | bool | None = None,
     progress: Progress | None = None,
 ) -> Kernel | StreamKernel: ...
 @checks_kinds(PolyError, "Schedule", "Tuning")
@@ -116,7 +116,7 @@ def compile(
     constants: Mapping[str, Array] | None = None,
     threads: SupportsIndex | None = None,
     schedule: Schedule | None = None,
-    tune: Tuning | int | None = None,
+    tune: Tuning | int | bool | None = None,
     progress: Progress | None = None,
 ) -> Kernel | StreamKernel | Engine | ModelEngine | SizedEngine:
     """Compile a program (its text, a nest, or a schedule of it) to a kernel, or a graph to an engine.
@@ -156,7 +156,7 @@ def compile(
         return _compiled(program, machine, constants or {}, threads or 1, schedule or own, _tuning(tune, machine))
 
 
-def _tuning(tune: Tuning | int | None, machine: Machine) -> Tuning | None:
+def _tuning(tune: Tuning | int | bool | None, machine: Machine) -> Tuning | None:
     """What is to be measured. Raises `ArgumentError` where nothing can be on this machine."""
     from poly.codegen.here import absent_here
 

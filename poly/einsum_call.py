@@ -53,7 +53,7 @@ def _einsum(
     order: Order | None = "K",
     casting: Casting = "safe",
     threads: SupportsIndex = 1,
-    tune: Tuning | int | None = None,
+    tune: Tuning | int | bool | None = None,
 ) -> Array:
     """`numpy.einsum` by a compiled kernel, kept for operands of the same shapes, strides and dtypes.
 
@@ -264,7 +264,7 @@ def _are_usual(order: object, casting: object, threads: object) -> bool:
 
 def _options(
     optimize: Optimize | None, dtype: npt.DTypeLike | None, order: str | None, casting: str, threads: SupportsIndex,
-    tune: Tuning | int | None,
+    tune: Tuning | int | bool | None,
 ) -> Options:  # fmt: skip
     """The keywords, checked and hashable."""
     order = "K" if order is None else order

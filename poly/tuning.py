@@ -27,7 +27,7 @@ class Tuning:
             raise ArgumentError(f"seconds={self.seconds} to measure in", hint="more than 0")
 
 
-def tuning_of(tune: Tuning | int | None) -> Tuning | None:
+def tuning_of(tune: Tuning | int | bool | None) -> Tuning | None:
     """What a caller asks for; None where nothing is measured. Raises `ArgumentError`."""
     if isinstance(tune, Tuning):
         return tune
