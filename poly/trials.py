@@ -45,6 +45,11 @@ class Times:
     least: float
     ratio: float
 
+    @property
+    def beside(self) -> float:
+        """Seconds of the first one meanwhile."""
+        return self.seconds / self.ratio
+
 
 @dataclass(frozen=True)
 class Trial:

@@ -30,7 +30,9 @@ from poly.tuner import MAKING, Kept, Made, Plans, bar, described, different, fas
 from poly.tuning import Measured
 
 IN_A_MODEL: Final = "in a model"
-ROUNDS: Final = 4, 12  # pairs of runs of each engine in a stage
+ROUNDS: Final = 4, 12  # pairs of runs of each engine in a stage, at the least
+MOST_ROUNDS: Final = 100
+LONG_ENOUGH: Final = 0.02  # seconds of such runs
 SHARES: Final = 0.7, 1.0  # of the time that is left, for a stage
 LEFT: Final = 4  # plans of each group in the second stage
 
@@ -84,7 +86,7 @@ class EngineTuner:
             best, made = fastest(own), self._made[key]
             program, found = made[0].candidate.program, made[best].candidate
             shown, took = described(found, program) if best else "", self.plans.clock() - start
-            measured = Measured(len(own), len(made), took, own[best].seconds, own[0].seconds, shown)
+            measured = Measured(len(own), len(made), took, own[best].seconds, own[best].beside, shown)
             self._kept[key] = Kept(self.plans.tuning.plans, found, measured)
             self.plans.keep(self.plans.path(program, IN_A_MODEL), self._kept[key])
         return build(self._compiler({}), _nothing_ahead)
@@ -150,12 +152,15 @@ class EngineTuner:
     ) -> None:  # fmt: skip
         """Measure an engine in turns with the first one, each in the second of two runs."""
         found: list[tuple[Mapping[str, float], Mapping[str, float]]] = []
-        for _ in range(ROUNDS[stage]):
+        clock, start = self.plans.clock, self.plans.clock()
+        self.seconds(base, inputs)
+        rounds = max(ROUNDS[stage], min(MOST_ROUNDS, int(LONG_ENOUGH / max(clock() - start, 1e-6))))
+        for _ in range(rounds):
             both = [[self.seconds(engine, inputs) for _ in range(2)][1] for engine in (base, other)]
             found.append((both[0], both[1]))
         for key, k in which.items():
             first, own = ([one[key] for one in side] for side in zip(*found, strict=True))
-            ratio = median(b / max(a, 1e-9) for a, b in zip(first, own, strict=True))
+            ratio = median(max(b, 1e-9) / max(a, 1e-9) for a, b in zip(first, own, strict=True))
             times[key][k] = Times(stage, len(own), median(own), min(own), ratio)
             times[key][0] = Times(stage, len(own), median(first), min(first), 1.0)
 

@@ -154,7 +154,7 @@ def _fastest(trials: _Trials, plans: Plans, start: float) -> Kept:
         best = fastest(times)
     found, took = different[best].candidate, plans.clock() - start
     shown = described(found, different[0].candidate.program) if best else ""
-    measured = Measured(len(times), len(different), took, times[best].seconds, times[0].seconds, shown)
+    measured = Measured(len(times), len(different), took, times[best].seconds, times[best].beside, shown)
     return Kept(plans.tuning.plans, found, measured)
 
 
