@@ -26,6 +26,21 @@ def chosen(ops: Vectors, table: Sequence[int], index: Value) -> Value:
     return _by_whole(ops, width, one, index)
 
 
+def chosen_byte(ops: Vectors, table: Sequence[str], index: Value, dtype: str) -> Value:
+    """table[index] for bytes in lanes; the table is four vectors of 64."""
+    kind, name = "<64 x i8>", "llvm.x86.avx512.vpermi2var.qi.512"
+
+    def one(part: Value) -> str:
+        halves = [
+            ops.writer.intrinsic(kind, name, ((kind, first), (kind, part.text), (kind, second)))
+            for first, second in (table[:2], table[2:])
+        ]
+        upper = ops.writer.value(f"icmp slt {kind} {part.text}, zeroinitializer")
+        return ops.writer.value(f"select <64 x i1> {upper}, {kind} {halves[1]}, {kind} {halves[0]}")
+
+    return _by_whole(ops, 64, one, index, dtype=dtype)
+
+
 def scaled(ops: Vectors, a: Value, n: Value) -> Value:
     """a * 2^floor(n) in one rounding, whatever n is: a finite positive number becomes 0, infinite or NaN."""
     return _masked(ops, "scalef", a, n)

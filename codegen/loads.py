@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import copysign, gcd
@@ -11,6 +11,7 @@ from poly.affine import Affine
 from poly.codegen import strided
 from poly.codegen.addresses import Address, LaneError
 from poly.codegen.asks import ask_of_load
+from poly.codegen.instructions import chosen_byte
 from poly.codegen.places import (
     address_at,
     index_offsets,
@@ -27,7 +28,8 @@ from poly.codegen.values import Value, constant_mask
 from poly.dtypes import size_bytes
 from poly.errors import UnsupportedError
 from poly.expr import Const
-from poly.program import Access, Tensor
+from poly.machine import BYTES
+from poly.program import Access, ReadIndex, Tensor
 
 ZERO = Const(0)
 GATHERED, FEWEST_GATHERED = 4, 4  # bytes of an element that an instruction can gather, and lanes for which it is used
@@ -60,6 +62,8 @@ def _load(s: State, tensor: Tensor, access: Access, values: dict[int, Value], po
     if s.in_registers(tensor.name):
         value = load_registers(s, access)
         return value if guard is True else s.ops.select(as_value(guard), value, s.ops.const(tensor.dtype, fill.value))
+    if access.indirect and guard is True and (value := _from_table(s, tensor, access, values)) is not None:
+        return value
     subscripts, address = located(s, access, values, guard, position)
     stride = None if address is None else address.lane_stride
     ask_of_load(s, tensor, subscripts, address)
@@ -78,6 +82,20 @@ def _load(s: State, tensor: Tensor, access: Access, values: dict[int, Value], po
     unmasked = s.lanes is not None and s.lanes.mask is None and guard is True
     value = _load_repeated(s, tensor, subscripts) if unmasked and address is None and not access.indirect else None
     return _load_lanes(s, tensor, subscripts, guard, fill) if value is None else value
+
+
+def _from_table(s: State, tensor: Tensor, access: Access, values: Mapping[int, Value]) -> Value | None:
+    """Bytes of a table with one for each, all of whose indices are inside; None for any other read."""
+    (subscript, *others) = access.index
+    if others or not isinstance(subscript, ReadIndex) or not s.target.byte_table or tensor.layout is not None:
+        return None
+    index = values[subscript.position]
+    whole = tensor.shape[0].is_constant and tensor.shape[0].constant == BYTES
+    if not whole or size_bytes(tensor.dtype) > 1 or tensor.dtype == "bool" or index.dtype != "u8" or not index.lanes:
+        return None
+    starts = [address_at(s, tensor, (Affine.of(k),)) for k in range(0, BYTES, 64)]
+    parts = [raw_load(s, tensor, pointer_to(s, tensor, start), 64).text for start in starts]
+    return chosen_byte(s.ops, parts, index, tensor.dtype)
 
 
 def load_registers(s: State, access: Access, place: tuple[int, int] | None = None) -> Value:

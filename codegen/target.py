@@ -17,7 +17,7 @@ _NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "avx": ("sse4.2",), "avx2": ("avx",), "fma": ("avx",), "f16c": ("avx",), "avxvnni": ("avx2",),
     "avx512f": ("avx2", "fma", "f16c"), "avx512vl": ("avx512f",), "avx512bw": ("avx512f",), "avx512dq": ("avx512f",),
     "avx512vnni": ("avx512f",), "avx512bf16": ("avx512bw",), "avx512fp16": ("avx512bw", "avx512dq", "avx512vl"),
-    "amx-int8": ("amx-tile",), "amx-bf16": ("amx-tile",),
+    "avx512vbmi": ("avx512bw",), "amx-int8": ("amx-tile",), "amx-bf16": ("amx-tile",),
 }  # fmt: skip
 _DOT_FEATURES: Final[Mapping[tuple[str, int], tuple[set[str], ...]]] = {
     ("dot2", 16): ({"avx512bw"},), ("dot2", 8): ({"avx2"},),
@@ -40,7 +40,7 @@ class Target:
 
     `vector`, `line`: bytes of one. `masked_stores`: they are cheap. `least_masked_load`: bytes of the smallest elements
     that it loads under a mask at once. `gathers`: one instruction that loads from many places is sooner than loads.
-    `matrix`: instructions of its matrix unit.
+    `matrix`: instructions of its matrix unit. `byte_table`: one instruction chooses among 128 bytes for each of 64.
     """
 
     x86: bool = False
@@ -57,6 +57,7 @@ class Target:
     many_registers: bool = False
     gathers: bool = False
     matrix: frozenset[str] = frozenset()
+    byte_table: bool = False
 
 
 def target_of(machine: Machine) -> Target:
@@ -73,6 +74,7 @@ def target_of(machine: Machine) -> Target:
         dots=dots, vector=machine.lanes(1), line=machine.line, masked_stores=any_size,
         least_masked_load=1 if any_size else 4, many_registers=machine.vector_registers >= MANY_REGISTERS,
         matrix=frozenset(i for f, names in _MATRIX_FEATURES.items() if x86 and f in has for i in names),
+        byte_table="avx512vbmi" in has,
         gathers="avx2" in has and any(e.cost.get("gather") for e in machine.engines_of("core")[:1]),
     )  # fmt: skip
 

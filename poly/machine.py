@@ -26,6 +26,7 @@ SCHEMA = 1
 # Of a core's matrix unit: rows and elements of 4 bytes of a tile, and tiles.
 MATRIX_TILE: Final = (16, 16)
 MATRIX_TILES: Final = 8
+BYTES: Final = 256  # elements of a table with one for each byte
 # What a CPU has where its description does not say: vector registers, bytes of the nearest cache, of a line.
 USUAL_REGISTERS, USUAL_CACHE, USUAL_LINE = 16, 32768, 64
 # Sustained bytes a cycle out of each cache level, and out of memory (0).
@@ -282,6 +283,11 @@ class Machine:
     def dot_operators(self) -> frozenset[str]:
         """The operators of `poly.expr.DOTS` that sums are made of: those of a core and of its matrix unit."""
         return frozenset((*self.dots, *(name for name, _ in (self.matrix_unit.dots if self.matrix_unit else ()))))
+
+    @cached_property
+    def looks_up_bytes(self) -> bool:
+        """Whether a core has instructions that choose among many bytes for each byte of a vector."""
+        return any("avx512vbmi" in e.features for e in self.engines_of("core")) and self.kind == "cpu"
 
     @cached_property
     def tile_spaces(self) -> frozenset[str]:

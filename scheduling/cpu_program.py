@@ -9,6 +9,7 @@ from poly.dtypes import Array
 from poly.expr import DOTS, Apply, walk
 from poly.machine import Machine
 from poly.program import Program
+from poly.scheduling.byte_tables import with_byte_tables
 from poly.scheduling.cpu_columns import column_choices, columns_like, with_columns
 from poly.scheduling.cpu_padding import filled_like, padding_like, whole_windows, without_padding
 from poly.scheduling.cpu_planes import planes_in_blocks, planes_like
@@ -34,7 +35,8 @@ def model_for_cpu(program: Program, constants: Mapping[str, Array], machine: Mac
     """
     if machine.kind != "cpu":
         return program
-    return with_maps_joined(sums_in_f32(_narrow_sums(program, machine.dot_operators), constants))
+    joined = with_maps_joined(sums_in_f32(_narrow_sums(program, machine.dot_operators), constants))
+    return with_byte_tables(joined, machine)
 
 
 def for_cpu(program: Program, finite: Collection[str], machine: Machine, threads: int) -> Program:

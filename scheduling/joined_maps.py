@@ -41,15 +41,17 @@ Way = Literal["turns", "along", ""]
 
 def with_maps_joined(program: Program) -> Program:
     """The program with one statement for such as are made one after the other; itself where there are none."""
-    if any(s.path[1:] != s.iterators for s in program.statements) or not _in_order(program):
+    if not in_own_nests(program):
         return program
     while (joined := _joined_once(program)) is not None:
         program = joined
     return program
 
 
-def _in_order(program: Program) -> bool:
+def in_own_nests(program: Program) -> bool:
     """Whether each statement is a nest of its own, after those before it."""
+    if any(s.path[1:] != s.iterators for s in program.statements):
+        return False
     places = [s.path[0] for s in program.statements]
     return all(isinstance(a, int) and isinstance(b, int) and a < b for a, b in pairwise(places))
 
@@ -61,7 +63,7 @@ def _joined_once(program: Program) -> Program | None:
         if t.role != "temporary" or t.layout is not None or len(made) != 1 or len(used) != 1:
             continue
         (first,), (second,) = made, used
-        if not _can_join(program, first, second) or (one := _one(program, first, second)) is None:
+        if not _can_join(program, first, second) or (one := with_body_inside(program, first, second)) is None:
             continue
         statements = [one if s is second else s for s in program.statements if s is not first]
         return replace(
@@ -88,7 +90,7 @@ def _can_join(program: Program, first: Statement, second: Statement) -> bool:
     order = [s.name for s in program.statements]
     at = order.index(first.name)
     ways = _way(program, first), _way(program, second)
-    fit = ways in (("turns", "along"), ("along", "turns")) or (_is_map(first) and _adds_up(program, second))
+    fit = ways in (("turns", "along"), ("along", "turns")) or (is_map(first) and _adds_up(program, second))
     copies = ways[0] == "turns" and isinstance(first.body, Read)
     fit = fit or (copies and _multiplies(program, second, first.write.tensor))
     if at > order.index(second.name) or not fit:
@@ -97,7 +99,7 @@ def _can_join(program: Program, first: Statement, second: Statement) -> bool:
     return later.isdisjoint(tensors_read(first))
 
 
-def _is_map(s: Statement) -> bool:
+def is_map(s: Statement) -> bool:
     """Whether a statement is an assignment of values alone."""
     assigns = s.external is None and s.combiner is None and _is_plain(s)
     return assigns and not any(isinstance(e, IndexValue) for e in walk(s.body))
@@ -137,7 +139,7 @@ def _way(program: Program, s: Statement) -> Way:
     """
     calls = any(OPERATORS[e.operator].cost in ("exponential", "function") for e in walk(s.body) if isinstance(e, Apply))
     box = domain_box(program, s, s.iterators)
-    if calls or box is None or not _is_map(s):
+    if calls or box is None or not is_map(s):
         return ""
     extents = {i: high - low + 1 for i, (low, high) in zip(s.iterators, box, strict=True)}
     long = [[n for n in map(bare, a.affine_index) if n is not None and extents[n] > 1] for a in (s.write, *s.reads)]
@@ -149,7 +151,7 @@ def _way(program: Program, s: Statement) -> Way:
     return "turns" if large[0][-1] != target[-1] else "along"
 
 
-def _one(program: Program, first: Statement, second: Statement) -> Statement | None:
+def with_body_inside(program: Program, first: Statement, second: Statement) -> Statement | None:
     """The second statement with the first one's body in place of what it reads; None where it reads parts."""
     tensor = program.tensor[first.write.tensor]
     places = [k for k, r in enumerate(second.reads) if r.tensor == tensor.name]
