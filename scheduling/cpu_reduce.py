@@ -44,6 +44,7 @@ MOST_BLOCK = 32  # rows: more of them would hardly save any of it
 LEAST_CHAIN = 512  # additions to a partial sum, in a long row's blocks: to add its lanes up takes as long as a few
 FEWEST_LINES = 2  # of a result, for each thread: its tiles start their own sums
 STEP = 2  # between lanes that are picked from two vectors
+NEXT_ROWS = 4  # blocks of rows that the first cache holds: so the next of those from a core's own are asked for (0116)
 BYTES_AHEAD_BY_ROW = 512  # where rows are read side by side: what fetches streams is late for them; twice from memory
 
 
@@ -194,9 +195,13 @@ def _plan_folded(summed: Summed) -> Folded:
     wanted = BYTES_AHEAD_BY_ROW * (2 if from_memory else 1) if rows else BYTES_AHEAD
     asked = (summed.is_far and (not from_memory or summed.has_lines)) or summed.is_asked_near
     ahead = -(-wanted // (width * vector * summed.widest)) if asked else 0
+    block = height * extents[lanes] * prod(extents[i] for i in summed.reduced) * summed.widest
+    alone = summed.threads == 1  # the rows that come next may be another one's
+    by_rows = alone and rows != "" and summed.is_asked_near and block <= summed.machine.nearest_cache // NEXT_ROWS
+    ahead = max(1, round(BYTES_AHEAD / block)) if by_rows else ahead
     return Folded(
         statement=s.name, outer=tuple(i for i in parallel if i != rows), rows=rows, inner=tuple(summed.reduced),
-        lanes=lanes, vector=vector, height=height, width=width, ahead=ahead,
+        lanes=lanes, vector=vector, height=height, width=width, ahead=ahead, by_rows=by_rows,
     )  # fmt: skip
 
 

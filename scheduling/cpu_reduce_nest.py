@@ -184,6 +184,7 @@ class _Folded(_Reduced[Folded]):
     def _rows(self, schedule: Schedule, name: str, height: int, extent: int) -> tuple[Schedule, str]:
         """Rows, or their blocks, each with partial sums of its own; the first of its statements."""
         plan, step = self.plan, self.plan.vector * self.plan.width
+        rows = loop_of(schedule, name, plan.rows) if plan.rows else ""
         schedule, block, beside, lanes = self._tiled(schedule, name, height, extent)
         buffer = f"{schedule.program.statement[name].write.tensor}_{name}_part"
         schedule = schedule.rfactor(name, f"{lanes}.p", at=block, name=buffer)
@@ -197,7 +198,8 @@ class _Folded(_Reduced[Folded]):
             schedule = unrolled(schedule, [own[loop] for loop in beside])
             schedule = in_vectors(schedule, own[f"{lanes}.p"], min(step, extent), plan.vector)
             if plan.ahead:
-                schedule = schedule.prefetch(schedule.nests[piece].names[-1], own[f"{lanes}.o"], plan.ahead)
+                along = own[f"{rows if plan.by_rows else lanes}.o"]
+                schedule = schedule.prefetch(schedule.nests[piece].names[-1], along, plan.ahead)
         schedule = self._cleared(schedule, buffer, min(step, extent))
         site = scope[-1] if scope else None
         return schedule.promote(buffer, site, self.machine.register_space, name=f"{buffer}_r"), pieces[0]

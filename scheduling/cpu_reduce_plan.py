@@ -36,8 +36,9 @@ class Folded(Reduction):
     """The lanes are reduced, and the `inner` iterators around them. `again`: a parallel one in all of whose iterations
     a tile uses what it has loaded, "" for none. `turned`: operands that are copied with the lanes' axis last first.
     `placed`: those that all rows share and that are copied to where vectors are lines first, by every thread for
-    `placed_for` rows (0: once for all). `lane_block`: lanes of the blocks that a long row is summed in, 0 for none;
-    `block_of`: an iterator of `inner` and how many of its iterations make a block of many short rows.
+    `placed_for` rows (0: once for all). `by_rows`: `ahead` counts blocks of rows, not tiles of one. `lane_block`: lanes
+    of the blocks that a long row is summed in, 0 for none; `block_of`: an iterator of `inner` and how many of its
+    iterations make a block of many short rows.
     """
 
     inner: tuple[str, ...] = ()
@@ -45,6 +46,7 @@ class Folded(Reduction):
     turned: tuple[str, ...] = ()
     placed: tuple[str, ...] = ()
     placed_for: int = 0
+    by_rows: bool = False
     lane_block: int = 0
     block_of: tuple[str, int] | None = None
 

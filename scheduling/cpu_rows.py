@@ -149,12 +149,24 @@ def row_plan(
     plan = RowPlan(sized, inner, height, asked if fits else frozenset(), ahead)
     block = _block(group, height, 1 if in_cache else threads)
     apart = height * pass_bytes > own_capacity(machine) // 2 or block < LEAST_STEPS * height
-    if apart:
-        return plan
+    return plan if apart else _in_turns(program, group, plan, block, limits, machine, threads, height * pass_bytes)
+
+
+def _in_turns(
+    program: Program, group: Group, plan: RowPlan, block: int, limits: _Limits, machine: Machine, threads: int,
+    touched: int,
+) -> RowPlan:  # fmt: skip
+    """The plan with passes staggered where that pays, `touched`: bytes that all passes touch of the rows side by side.
+
+    Where lines of the next rows are waited for, whatever else waits, passes over what the first cache holds stay one
+    after the other: what one stores may look like what another one loads (addresses are compared by the place in a
+    page, 0116).
+    """
     found = _staggered(program, group, replace(plan, block=block), limits)
     # Half of what passes hold stays near: of three with a row in and one out, two slots and the row that is read.
-    near = not in_cache and height * pass_bytes <= 2 * machine.nearest_cache
-    return _with_slots(program, group, found, machine, threads) if near and found.behind else found
+    if not limits.in_cache and touched <= 2 * machine.nearest_cache and found.behind:
+        found = _with_slots(program, group, found, machine, threads)
+    return plan if limits.slow and touched <= machine.nearest_cache and not found.slots else found
 
 
 def _limits(

@@ -24,7 +24,7 @@ from poly.scheduling.edits import unchecked
 from poly.scheduling.groups import groups_of
 from poly.scheduling.row_groups import Room, groups_for, row_groups
 from poly.scheduling.schedule import Schedule
-from tests.machines import AVX2
+from tests.machines import AVX2, AVX512, MESH
 from tests.nest_texts import define
 
 SOFTMAX = "m[i] max= x[i,j]; e[i,j] = exp(x[i,j] - m[i]); s[i] += e[i,j]; y[i,j] = e[i,j] / s[i]"
@@ -339,6 +339,24 @@ def test_passes_that_stay_one_after_another(text: str, rows: int) -> None:
     assert plan is not None and not plan.behind
     rng = np.random.default_rng(0)
     agrees(program, {n: rng.standard_normal(s).astype("f4") for n, s in shapes.items()})
+
+
+@pytest.mark.parametrize(
+    ("machine", "rows", "columns", "staggered"),
+    [
+        (MESH, 1000, 1000, False),
+        (MESH, 96, 1000, True),  # from the core's own caches
+        (MESH, 250, 4000, True),  # more than the first cache holds
+        (MESH, 20000, 1024, True),  # past the caches, in slots
+        (AVX512, 1000, 1000, True),
+    ],
+)
+def test_rows_that_come_slowly_are_passed_over_one_after_another(
+    machine: Machine, rows: int, columns: int, staggered: bool
+) -> None:
+    program = poly.parse(SOFTMAX, x=(rows, columns))
+    plan = row_plan(program, groups_for(program, machine)[0], machine)
+    assert plan is not None and bool(plan.behind) == staggered
 
 
 def test_values_of_rows_that_are_results_are_staggered_too() -> None:
