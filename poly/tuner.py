@@ -119,8 +119,8 @@ def tuned(
     program: Program, ways: Callable[[], Ways], finite: Collection[str], ready: Callable[[Program, Prepared], Kernel],
     plans: Plans,
 ) -> Tuned | None:  # fmt: skip
-    """The fastest plan of a program; None where there is nothing to choose from. `ways`: see `candidates_of`; `finite`:
-    the constants of which they depend; `ready`: the kernel of one of them.
+    """The fastest plan of a program; None where there is nothing to choose from, or no time for it. `ways`: see
+    `candidates_of`; `finite`: the constants of which they depend; `ready`: the kernel of one of them.
     """
     path = plans.path(program, repr(sorted(finite)))
     kept = plans.kept(path)
@@ -131,6 +131,8 @@ def tuned(
             return None
         with bar(f"making plans for {program.name}") as step:
             made = different(listed, plans.made(listed, MAKING * plans.tuning.seconds, step))
+        if len(made) < 2:
+            return None
         try:
             kept = _fastest(_Trials(made, _arrays(program), ready, plans.clock), plans, start)
         except RunError:  # of data that it does not take

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from operator import index
 from typing import Final
 
-from poly.errors import ArgumentError
+from poly.arguments import shown
+from poly.errors import ArgumentError, ArgumentTypeError
 
 MOST: Final = 1000  # plans of one program
 
@@ -21,6 +23,12 @@ class Tuning:
     seconds: float = 60.0
 
     def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "plans", index(self.plans))
+            object.__setattr__(self, "seconds", float(self.seconds))
+        except (TypeError, ValueError):
+            text = f"plans={shown(self.plans)}, seconds={shown(self.seconds)} to measure"
+            raise ArgumentTypeError(text, hint="numbers, as in tune=32 or poly.Tuning(plans=32, seconds=60)") from None
         if not 2 <= self.plans <= MOST:
             raise ArgumentError(f"plans={self.plans} to measure", hint=f"from 2 to {MOST}")
         if not 0 < self.seconds < inf:
@@ -31,7 +39,7 @@ def tuning_of(tune: Tuning | int | bool | None) -> Tuning | None:
     """What a caller asks for; None where nothing is measured. Raises `ArgumentError`."""
     if isinstance(tune, Tuning):
         return tune
-    return None if not tune else Tuning() if tune is True else Tuning(int(tune))
+    return None if not tune else Tuning() if tune is True else Tuning(tune)
 
 
 @dataclass(frozen=True)

@@ -119,6 +119,14 @@ def test_the_fastest_is_chosen_kept_and_found_again(own_cache: Path) -> None:
     assert len([*own_cache.glob("tuned/*/*.pickle")]) == 1
 
 
+def test_without_time_nothing_is_chosen(own_cache: Path) -> None:
+    ticks = count()
+    ready = Slower(Time(), lambda _: 1.0)
+    plans = Plans(Tuning(4, 1e-9), MACHINE, 1, lambda: float(next(ticks)))
+    assert tuned(PRODUCT, lambda: [(PRODUCT, 0.0)], (), ready, plans) is None
+    assert not ready.seen and not [*own_cache.glob("tuned/*/*.pickle")]
+
+
 def test_what_is_hardly_faster_is_not_chosen() -> None:
     seconds: dict[str, float] = {}
     _, measured = choose(PRODUCT, Slower(Time(), lambda t: seconds.setdefault(t, 0.995 if seconds else 1.0)))
@@ -179,7 +187,7 @@ def test_candidates_differ_and_compute_the_same(spec: str, shapes: list[tuple[in
 def test_compiling_by_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(0)
     a, b = random.standard_normal((40, 24), "f4"), random.standard_normal((24, 48), "f4")
-    kernel = poly.compile(PRODUCT, tune=Tuning(4, 5.0))
+    kernel = poly.compile(PRODUCT, tune=Tuning(4, 300.0))
     assert isinstance(kernel, Kernel) and kernel.measured is not None and 1 < kernel.measured.plans <= 4
     np.testing.assert_allclose(np.asarray(kernel(a, b), "f4"), a @ b, rtol=1e-4, atol=1e-5)
     assert f"measured    {kernel.measured.plans} of" in str(poly.explain(kernel))
@@ -200,7 +208,7 @@ def test_constants_of_a_tuned_program() -> None:
     program = poly.parse("constant w: f32[24, 48]; y[i,k] += x[i,j] * w[j,k]", x=(40, 24))
     random = np.random.default_rng(0)
     x, w = random.standard_normal((40, 24), "f4"), random.standard_normal((24, 48), "f4")
-    kernel = poly.compile(program, constants={"w": w}, tune=Tuning(4, 5.0))
+    kernel = poly.compile(program, constants={"w": w}, tune=Tuning(4, 300.0))
     np.testing.assert_allclose(np.asarray(kernel(x), "f4"), x @ w, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(
         np.asarray(poly.compile(program, constants={"w": 2 * w}, tune=4)(x), "f4"), x @ w * 2, rtol=1e-4, atol=1e-5
@@ -210,7 +218,7 @@ def test_constants_of_a_tuned_program() -> None:
 def test_einsum_by_measuring() -> None:
     random = np.random.default_rng(0)
     a, b = random.standard_normal((64, 40), "f4"), random.standard_normal((40, 64), "f4")
-    found = poly.einsum("ij,jk->ik", a, b, tune=poly.Tuning(3, 5.0))
+    found = poly.einsum("ij,jk->ik", a, b, tune=poly.Tuning(3, 300.0))
     np.testing.assert_allclose(np.asarray(found, "f4"), a @ b, rtol=1e-4, atol=1e-5)
     assert poly.einsum("ij->i", a, tune=3).shape == (64,)
 
@@ -230,6 +238,8 @@ def test_what_a_caller_asks(tune: Tuning | int | None, found: Tuning | None) -> 
 @pytest.mark.parametrize(("compile", "message"), [
     (lambda: poly.compile(PRODUCT, tune=1), "plans=1 to measure"),
     (lambda: Tuning(4, 0.0), "seconds=0.0"),
+    (lambda: poly.einsum("i,i->", np.ones(3), np.ones(3), tune=cast("int", "many")), "plans='many'"),
+    (lambda: tuning_of(cast("int", 2.5)), "plans=2.5"),
     (lambda: poly.compile(PRODUCT, tune=cast("int", "many")), "tune"),
     (lambda: poly.compile(poly.Schedule(PRODUCT), tune=4), "a schedule leaves nothing to tune"),
     (lambda: poly.compile(PRODUCT, target="s16", tune=4), "no CPU"),
@@ -254,7 +264,7 @@ def test_groups_of_a_model_are_measured_in_it(own_cache: Path, monkeypatch: pyte
     x = np.random.default_rng(1).standard_normal((40, 16), "f4")
     v, w = (np.asarray(graph.constants[n], "f4") for n in "vw")
     plain = poly.compile(graph)
-    tuned_engine = poly.compile(graph, tune=Tuning(4, 20.0))
+    tuned_engine = poly.compile(graph, tune=Tuning(4, 300.0))
     found = np.asarray(tuned_engine.run({"x": x})["y"], "f4")
     np.testing.assert_allclose(found, x @ v @ w, rtol=1e-3, atol=1e-3)
     kernels = [cast("Kernel", u.kernel) for u in tuned_engine.units]
