@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from poly.expr import DOT_BF16
+from poly.expr import ALIKE, DOT_BF16
 from poly.machine import (
     MATRIX_TILE,
     MATRIX_TILES,
@@ -118,7 +118,7 @@ def _matrix_unit(features: frozenset[str]) -> tuple[tuple[Engine, ...], tuple[Me
     if not features >= {"amx-tile", "amx-int8"}:
         return (), ()
     rows, cols = MATRIX_TILE
-    operators = ("dot4", DOT_BF16) if features >= {"amx-bf16", "avx512bf16"} else ("dot4",)
+    operators = ("dot4", *ALIKE, *((DOT_BF16,) if features >= {"amx-bf16", "avx512bf16"} else ()))
     tile = rows * cols * 4
     tiles = Memory("tiles", MATRIX_TILES * tile, "accumulator", align=tile)
     unit = Engine(

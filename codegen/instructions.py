@@ -8,7 +8,7 @@ from functools import reduce
 from poly.codegen.text import scalar_type, value_type
 from poly.codegen.values import Value, Vectors
 from poly.dtypes import size_bytes
-from poly.expr import DOT_BF16, DOTS
+from poly.expr import ALIKE, DOT_BF16, DOTS
 
 
 def chosen(ops: Vectors, table: Sequence[int], index: Value) -> Value:
@@ -67,6 +67,8 @@ def _masked(ops: Vectors, name: str, a: Value, b: Value, *immediate: str) -> Val
 def dot(ops: Vectors, name: str, a: Value, b: Value, total: Value) -> Value:
     """total + an operator of `poly.expr.DOTS` on a and b."""
     a, b, total = ops.same(a, b, total)
+    if name in ALIKE and a.lanes and ops.target.dots.get("dot4", 0):
+        return _dot_alike(ops, name, a, b, total)
     width = ops.target.dots.get(name, 0)
     if not a.lanes or not width:
         return ops.op("add", total, _dot_of_parts(ops, name, a, b))
@@ -83,6 +85,19 @@ def dot(ops: Vectors, name: str, a: Value, b: Value, total: Value) -> Value:
         return ops.writer.value(f"add {kind} {z.text}, {ops.writer.intrinsic(kind, full, parts)}")
 
     return _by_whole(ops, width, four if name == "dot4" else two, a, b, total)
+
+
+def _dot_alike(ops: Vectors, name: str, a: Value, b: Value, total: Value) -> Value:
+    """total + products of four i8 each, or four u8 each, by an instruction for both kinds: of one operand the upper
+    bits are turned, which adds 128 to i8 and takes it from u8, and 128 times the sum of the other one is put right.
+    """
+    bits = ops.const("i32", -0x7F7F7F80, a.lanes)
+    zero = ops.const("i32", 0, a.lanes)
+    if name == "dot4_i8":
+        more, less = dot(ops, "dot4", ops.op("xor", a, bits), b, total), dot(ops, "dot4", bits, b, zero)
+    else:
+        more, less = dot(ops, "dot4", a, ops.op("xor", b, bits), total), dot(ops, "dot4", a, bits, zero)
+    return ops.op("sub", more, less)
 
 
 def dot_of_bf16(ops: Vectors, a: Value, b: Value) -> Value:
@@ -113,11 +128,11 @@ def _dot_of_parts(ops: Vectors, name: str, a: Value, b: Value) -> Value:
     bits = 32 // DOTS[name]
     top = ops.const("i32", 32 - bits, a.lanes)
     products: list[Value] = []
+    down = "lshr" if name in ("dot4", "dot4_u8") else "ashr", "lshr" if name == "dot4_u8" else "ashr"
     for place in range(0, 32, bits):
         up = ops.const("i32", 32 - bits - place, a.lanes)
-        x, y = (ops.op("shl", v, up) for v in (a, b))
-        x = ops.op("lshr" if name == "dot4" else "ashr", x, top)
-        products.append(ops.op("mul", x, ops.op("ashr", y, top)))
+        x, y = (ops.op(how, ops.op("shl", v, up), top) for how, v in zip(down, (a, b), strict=True))
+        products.append(ops.op("mul", x, y))
     return reduce(lambda x, y: ops.op("add", x, y), products)
 
 

@@ -29,7 +29,8 @@ _PALETTE = 1  # the numbers that a configuration starts with; 16 bytes; bytes of
 _HINT = "tensorise loops over one tile each: clear, load or store it, or add a product of two to it"
 # By operator: the instruction where its first operand has the rows of the sums, and where its second one has.
 PRODUCTS: Mapping[str, tuple[str, str]] = {
-    "dot4": ("tdpbusd", "tdpbsud"), DOT_BF16: ("tdpbf16ps", "tdpbf16ps"),
+    "dot4": ("tdpbusd", "tdpbsud"), "dot4_i8": ("tdpbssd", "tdpbssd"), "dot4_u8": ("tdpbuud", "tdpbuud"),
+    DOT_BF16: ("tdpbf16ps", "tdpbf16ps"),
 }  # fmt: skip
 
 Shapes = tuple[tuple[int, int], ...]

@@ -25,8 +25,8 @@ _DOT_FEATURES: Final[Mapping[tuple[str, int], tuple[set[str], ...]]] = {
     ("dot4", 16): ({"avx512vnni"},), ("dot4", 8): ({"avxvnni"}, {"avx512vnni", "avx512vl"}),
 }  # fmt: skip
 _MATRIX_FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
-    "amx-tile": ("tilezero", "tileloadd64", "tileloaddt164", "tilestored64"), "amx-int8": ("tdpbusd", "tdpbsud"),
-    "amx-bf16": ("tdpbf16ps",),
+    "amx-tile": ("tilezero", "tileloadd64", "tileloaddt164", "tilestored64"),
+    "amx-int8": ("tdpbusd", "tdpbsud", "tdpbssd", "tdpbuud"), "amx-bf16": ("tdpbf16ps",),
 }  # fmt: skip
 MANY_REGISTERS = 32  # vector registers: what LLVM keeps of addresses and of squares costs no spills
 

@@ -229,13 +229,16 @@ _TABLE: Final[Sequence[Operator]] = (
     Operator("shift_right", 2, _shift_right, "instruction", "integer"),  # of signed integers: copies of the sign
     Operator("bits", 1, _bits, "instruction", "bits"),  # of a float as an integer, or the other way round
     Operator("select", 3, np.where, "instruction", "same"),
-    # Sums of products of what two i32 hold: of two i16 each; of four u8 and four i8.
+    # Sums of products of what two i32 hold: of two i16 each; of four u8 and four i8, of four of one kind.
     Operator("dot2", 2, _dot("<i2", "<i2"), "instruction", "integer"),
     Operator("dot4", 2, _dot("u1", "i1"), "instruction", "integer"),
+    Operator("dot4_i8", 2, _dot("i1", "i1"), "instruction", "integer"),
+    Operator("dot4_u8", 2, _dot("u1", "u1"), "instruction", "integer"),
     Operator("dot2_bf16", 2, _quiet(_dot_of_bf16), "instruction", "f32"),  # of two bf16 each, in f32
 )
-DOT_BF16: Final = "dot2_bf16"  # only sums for a matrix unit are made of it
-DOTS: Final[dict[str, int]] = {"dot2": 2, "dot4": 4, DOT_BF16: 2}  # by how many products they sum
+DOT_BF16: Final = "dot2_bf16"
+ALIKE: Final = ("dot4_i8", "dot4_u8")  # only sums for a matrix unit are made of these, and of `DOT_BF16`
+DOTS: Final[dict[str, int]] = {"dot2": 2, "dot4": 4, **dict.fromkeys(ALIKE, 4), DOT_BF16: 2}  # how many products each
 OPERATORS: Final[dict[str, Operator]] = {row.name: row for row in _TABLE}
 
 

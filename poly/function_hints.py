@@ -13,7 +13,8 @@ from poly.dtypes import NUMPYS_NAMES
 from poly.function_forms import FORMS, NUMPYS_OPERATORS
 
 _CLOSE: Final = 0.75
-INTERNAL: Final = frozenset("not neg trunc_div bits dot2 dot4".split())  # no names that one writes
+# No names that one writes.
+INTERNAL: Final = frozenset("not neg trunc_div bits dot2 dot4 dot4_i8 dot4_u8 dot2_bf16".split())
 ELSEWHERE: Final = {
     "clamp": "min(max(x, low), high)", "where": "x if condition else y",
     "gelu": "0.5 * x * (1 + erf(x * 0.7071067811865476))", "erfc": "1 - erf(x)",

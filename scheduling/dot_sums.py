@@ -2,9 +2,10 @@
 
 `T += i32(x) * i32(w)` becomes `T += dot4(x4, w4)` on tensors whose elements hold four steps of the sum side by side, or
 `dot2` on pairs. Everything after that, packing, register tiles, the model of cost, sees a product of i32 with a shorter
-sum. `dot4` takes u8 times i8: of two i8, one gets 128 added, and of a zero point and that, `offset * sum(w)` is taken
-from what the sum starts with; where that does not apply, `dot2` holds both factors as they are. All of it is exact,
-modulo 2^32 as sums in i32 are. (Of weights that are constants, all but the products is computed when compiling.)
+sum. `dot4` takes u8 times i8, matrix units also two of one kind (`dot4_i8`, `dot4_u8`); else one of two i8 gets 128
+added, and of a zero point and that, `offset * sum(w)` is taken from what the sum starts with; where that does not
+apply, `dot2` holds both factors as they are. All of it is exact, modulo 2^32 as sums in i32 are. (Of weights that are
+constants, all but the products is computed when compiling.)
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ import numpy as np
 
 from poly.affine import Affine, var
 from poly.dtypes import numpy_dtype
-from poly.expr import COMBINERS, DOTS, Apply, Cast, Const, Expr, Read, apply, evaluate, reads_of, with_reads_at
+from poly.expr import ALIKE, COMBINERS, DOTS, Apply, Cast, Const, Expr, Read, apply, evaluate, reads_of, with_reads_at
 from poly.program import Access, Program, Statement, Tensor, box_domain, unused_name
 from poly.scheduling.groups import bare
+from poly.scheduling.paired_sums import STEPS, large_product, turned_tensor
 from poly.scheduling.sums import (
     OFTEN,
     Factor,
@@ -45,7 +47,7 @@ def sums_by_dots(program: Program, dots: Collection[str]) -> Program:
     """
     if not dots or set(program.parameters) - program.binding.keys():
         return program
-    work = _Work(program, dots)
+    work = _Work(program, frozenset(dots))
     for s in in_order(program):  # what the first user packs is there for the others
         work.convert(s)
     return with_statements(program, work.changed, work.tensors, work.before) if work.changed else program
@@ -93,11 +95,12 @@ class _Work:
     """What becomes of a program: statements by name, tensors, and what is made before the statement that needs it."""
 
     program: Program
-    dots: Collection[str]
+    dots: frozenset[str]
     changed: dict[str, Statement] = field(default_factory=dict[str, Statement])
     tensors: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     before: dict[str, list[Statement]] = field(default_factory=dict[str, list[Statement]])
     packed: dict[_Packed, str] = field(default_factory=dict[_Packed, str])
+    turned: dict[tuple[str, int], str] = field(default_factory=dict[tuple[str, int], str])
 
     def convert(self, s: Statement) -> None:
         """Make one statement's sum by dots, if it is one that may be."""
@@ -144,15 +147,31 @@ class _Work:
         (a + n)*(b + m) is a*b + n*(b + m) + m*a.
         """
         found: list[_Way] = []
-        for one, two in ((U8, I8), (I8, U8)):
+        ranges = ranges_of(self.program, s)
+        on_unit = ranges is not None and self._on_unit(s, (moving, other), ranges)
+        kinds = {(U8, I8): "dot4", (I8, U8): "dot4", (I8, I8): "dot4_i8", (U8, U8): "dot4_u8"}
+        for (one, two), name in kinds.items():
             first, second = self._side(s, moving, one), self._side(s, other, two)
-            if first is None or second is None:
+            there = name in self.dots and (name not in ALIKE or on_unit)
+            if first is None or second is None or not there:
                 continue
             whole = _Side(other, other.body)
             missing = [(first[1], whole)] * (first[1] is not None) + [(second[1], first[0])] * (second[1] is not None)
-            operands = (first[0], second[0]) if one is U8 else (second[0], first[0])
-            found.append(_Way("dot4", *operands, tuple((n, side) for n, side in missing if n is not None)))
+            operands = (second[0], first[0]) if (one, two) == (I8, U8) else (first[0], second[0])
+            found.append(_Way(name, *operands, tuple((n, side) for n, side in missing if n is not None)))
         return found
+
+    def _on_unit(self, s: Statement, factors: tuple[Factor, Factor], ranges: Mapping[str, int]) -> bool:
+        """Whether a sum is a product of whole matrices, large enough for a unit that the machine has."""
+        accesses = [s.reads[f.main] for f in factors]
+        step = _step(s, factors, ranges)
+        long = step is not None and ranges[step] >= STEPS
+        if self.dots.isdisjoint(ALIKE) or not long or not large_product(s, accesses, ranges):
+            return False
+        extents = [self.program.tensor[a.tensor].extents(self.program.binding) for a in accesses]
+        return all(
+            tuple(ranges[str(i)] for i in a.affine_index) == e for a, e in zip(accesses, extents, strict=True)
+        )
 
     def _side(self, s: Statement, factor: Factor, limits: tuple[int, int]) -> tuple[_Side, Expr | None] | None:
         """A factor as an operand with these values, and what has to be added to that (None: nothing)."""
@@ -179,6 +198,8 @@ class _Work:
         self.tensors |= {t.name: t for t in start.tensors}
         self.changed[init.name] = start.statement
         reads = tuple(self._packed(s, side, way.name, step, ranges, made) for side in (way.left, way.right))
+        if self._on_unit(s, (way.left.factor, way.right.factor), ranges):
+            reads = tuple(self._along_rows(s, read, step, made) for read in reads)
         short = {**ranges, step: -(-ranges[step] // DOTS[way.name])}
         domain = self._aligned(box_domain(s.name, [(i, 0, n) for i, n in short.items()]))
         self.changed[s.name] = replace(s, domain=domain, reads=reads, body=apply(way.name, Read(0), Read(1)))
@@ -215,6 +236,22 @@ class _Work:
             domain = self._aligned(box_domain(label, [(i, *ends) for i, ends in zip(point, touched, strict=True)]))
             made.append(Statement(label, point, domain, Access(name, tuple(map(var, point))), tuple(reads), body))
         return replace(access, tensor=name, fill=fill)
+
+    def _along_rows(self, s: Statement, access: Access, step: str, made: list[Statement]) -> Access:
+        """The read of packed steps that lie side by side where they are those of a matrix unit's rows: turned where
+        they do not.
+        """
+        axis, rank = access.affine_index.index(var(step)), len(access.index)
+        if s.write.affine_index[-1] in access.affine_index or axis == rank - 1:
+            return access
+        order = [*(d for d in range(rank) if d != axis), axis]
+        key = access.tensor, axis
+        if key not in self.turned:
+            name = self._free_name(f"{access.tensor}_turned")
+            tensor, copy = turned_tensor(self.program, self.tensors[access.tensor], name, order)
+            self.turned[key], self.tensors[name] = name, tensor
+            made.append(copy)
+        return replace(access, tensor=self.turned[key], index=tuple(access.index[d] for d in order))
 
     def _start(self, s: Statement, init: Statement, way: _Way, ranges: Mapping[str, int]) -> _Start | None:
         """The statement that starts the sums, with what a way misses; None where that has another form."""

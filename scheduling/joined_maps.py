@@ -20,7 +20,7 @@ from typing import Literal
 
 from poly.affine import Affine
 from poly.expr import (
-    DOT_BF16,
+    DOTS,
     OPERATORS,
     Apply,
     Cast,
@@ -123,7 +123,7 @@ def _multiplies(program: Program, s: Statement, tensor: str) -> bool:
     """Whether a statement reduces a tensor's elements with others, as products do, no windows of it. What was made for
     tiles of a matrix unit lies as these need it.
     """
-    if isinstance(s.body, Apply) and s.body.operator == DOT_BF16:
+    if isinstance(s.body, Apply) and s.body.operator in DOTS:
         return False
     found = [r for r in s.reads if r.tensor == tensor]
     if s.combiner is None or len(s.reads) < 2 or len(found) != 1 or not _is_plain(s):

@@ -72,7 +72,7 @@ class _Work:
             packed, copy = _packed(self.program, self.program.tensor[access.tensor], self._name(access), axis)
             self._make(packed, copy, init)
             if turned:
-                packed, copy = _turned(self.program, packed, self._name(access), order)
+                packed, copy = turned_tensor(self.program, packed, self._name(access), order)
                 self._make(packed, copy, init)
             self.packed[key] = packed.name
         return replace(access, tensor=self.packed[key], index=tuple(access.index[d] for d in order))
@@ -104,12 +104,21 @@ def _step(program: Program, s: Statement, ranges: Mapping[str, int]) -> str | No
         for x, found in zip(s.reads, axes, strict=False)
     )
     first, second, target = ({*(found or ())} for found in axes)
+    steps = [i for i in (first & second) - target if ranges[i] >= STEPS]
+    large = large_product(s, s.reads, ranges)
+    return max(steps, key=lambda i: ranges[i], default=None) if whole and large else None
+
+
+def large_product(s: Statement, operands: Sequence[Access], ranges: Mapping[str, int]) -> bool:
+    """Whether two operands of a sum are matrices of which each axis is a loop, and large enough for a unit."""
+    axes = [bare_axes(x) if not (x.indirect or x.guard) else None for x in (*operands, s.write)]
+    if None in axes or not s.write.index:
+        return False
+    first, second, target = ({*(found or ())} for found in axes)
     rows, columns = (prod(ranges[i] for i in own & target) for own in (first - second, second - first))
     if s.write.affine_index[-1].names & first:  # rows are of the other one
         rows, columns = columns, rows
-    steps = [i for i in (first & second) - target if ranges[i] >= STEPS]
-    large = rows >= ROWS and columns >= COLUMNS and prod(ranges.values()) >= PRODUCTS
-    return max(steps, key=lambda i: ranges[i], default=None) if whole and large else None
+    return rows >= ROWS and columns >= COLUMNS and prod(ranges.values()) >= PRODUCTS
 
 
 def _length(steps: int) -> int:
@@ -130,7 +139,7 @@ def _packed(program: Program, source: Tensor, name: str, axis: int) -> tuple[Ten
     return _made(program, name, extents, reads, apply("bit_or", low, bits[1]))
 
 
-def _turned(program: Program, source: Tensor, name: str, order: Sequence[int]) -> tuple[Tensor, Statement]:
+def turned_tensor(program: Program, source: Tensor, name: str, order: Sequence[int]) -> tuple[Tensor, Statement]:
     """A tensor with its axes in another order, and the statement that makes it."""
     point, extents = _point(source), source.extents(program.binding)
     index = tuple(var(point[order.index(d)]) for d in range(source.rank))

@@ -22,12 +22,13 @@ from poly.loops import For
 from poly.machine import Engine, Machine, machine_of_table
 from poly.scheduling.capacity import check_capacity
 from poly.scheduling.cpu import schedule_for_cpu
+from poly.scheduling.dot_sums import sums_by_dots
 from poly.scheduling.paired_sums import sums_of_pairs
 from poly.scheduling.prediction import predict
 from poly.scheduling.schedule import Schedule
 from poly.text import parse_program
 from tests.onnx_helpers import node_model, reference
-from tests.other_cpus import CACHES, TRIPLE
+from tests.other_cpus import CACHES, CPUS, DOT_CPUS, TRIPLE, run_here
 
 FEATURES = (
     "avx", "avx2", "fma", "f16c", "avx512f", "avx512vl", "avx512bw", "avx512dq", "avx512vnni", "avx512bf16", "amx-bf16",
@@ -280,6 +281,56 @@ def test_what_a_unit_takes_is_predicted() -> None:
 def test_a_unit_of_a_core_costs_what_its_operators_cost() -> None:
     unit = MATRIX.matrix_unit
     assert isinstance(unit, Engine) and unit.cost["dot4"] == 16 and dict(unit.dots)["dot4"] == 16
+
+
+# ---- bytes of one kind
+
+
+def bytes_of(left: str, right: str, spec: str, rows: int, columns: int, steps: int) -> poly.Program:
+    first, second = spec.split(" ")
+    sizes = {"i": rows, "j": columns, "k": steps}
+    shapes = {t: tuple(sizes[n] for n in names.split(",")) for t, names in (("A", first), ("B", second))}
+    return poly.parse(f"C[i,j] += i32(A[{first}])*i32(B[{second}])", **shapes, dtypes={"A": left, "B": right})
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "name"), [("i8", "i8", "dot4_i8"), ("u8", "u8", "dot4_u8"), ("u8", "i8", "dot4")]
+)
+@pytest.mark.parametrize("spec", ["i,k k,j", "k,i j,k"])
+def test_bytes_of_one_kind_are_as_they_are(left: str, right: str, name: str, spec: str) -> None:
+    """Nothing is added to them, no sums are put right; what the unit has in rows lies along its steps."""
+    program = bytes_of(left, right, spec, 40, 64, 130)
+    changed = sums_by_dots(program, MATRIX.dot_operators)
+    assert f" += {name}(" in str(changed) and not any("sum" in t.name for t in changed.tensors)
+    assert any("turned" in t.name for t in changed.tensors) == (spec == "k,i j,k")
+    assert str(parse_program(str(changed))) == str(changed)
+    random = np.random.default_rng(7)
+    given = {
+        t.name: random.integers(-128, 128, t.extents({})).astype(np.int8).view({"i8": "i1", "u8": "u1"}[t.dtype])
+        for t in program.inputs
+    }
+    np.testing.assert_array_equal(run_program(changed, given)["C"], run_program(program, given)["C"])
+
+
+def test_small_sums_and_other_machines_have_bytes_of_both_kinds() -> None:
+    small, large = (bytes_of("i8", "i8", "i,k k,j", n, n, 128) for n in (16, 64))
+    vectors = without_matrix_unit(MATRIX).dot_operators
+    assert "dot4_i8" in str(sums_by_dots(large, MATRIX.dot_operators))
+    for program, dots in ((small, MATRIX.dot_operators), (large, vectors)):
+        assert " += dot4(" in str(sums_by_dots(program, dots))
+
+
+@pytest.mark.parametrize("name", ["vnni", "avxvnni", "avx2", "sse"])
+@pytest.mark.parametrize("operator", ["dot4_i8", "dot4_u8"])
+def test_vectors_of_bytes_of_one_kind(operator: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left over for vectors is the same, to the ends of their range."""
+    run_here(monkeypatch)
+    machine = (DOT_CPUS | CPUS)[name]
+    program = poly.parse(f"A: i32[5, 9]; B: i32[9, 37]; C: i32[5, 37]; C[i,j] += {operator}(A[i,k], B[k,j])")
+    a, b = words(5, 9), words(9, 37)
+    a[0], b[:, 0], a[1], b[:, 1] = -0x7F7F7F80, -0x7F7F7F80, -1, 0x7F7F7F7F
+    found: Any = poly.compile(program, machine)
+    np.testing.assert_array_equal(found(a, b), run_program(program, {"A": a, "B": b})["C"])
 
 
 # ---- bf16
