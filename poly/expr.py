@@ -237,7 +237,8 @@ _TABLE: Final[Sequence[Operator]] = (
     Operator("dot2_bf16", 2, _quiet(_dot_of_bf16), "instruction", "f32"),  # of two bf16 each, in f32
 )
 DOT_BF16: Final = "dot2_bf16"
-ALIKE: Final = ("dot4_i8", "dot4_u8")  # only sums for a matrix unit are made of these, and of `DOT_BF16`
+ALIKE: Final = ("dot4_i8", "dot4_u8")
+FOR_UNITS: Final = frozenset((*ALIKE, DOT_BF16))  # only sums for a matrix unit are made of these
 DOTS: Final[dict[str, int]] = {"dot2": 2, "dot4": 4, **dict.fromkeys(ALIKE, 4), DOT_BF16: 2}  # how many products each
 OPERATORS: Final[dict[str, Operator]] = {row.name: row for row in _TABLE}
 

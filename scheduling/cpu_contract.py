@@ -14,6 +14,7 @@ from itertools import islice, zip_longest
 from math import gcd, inf
 
 from poly.dtypes import size_bytes
+from poly.expr import FOR_UNITS, Apply
 from poly.machine import Machine
 from poly.program import Program, Statement
 from poly.scheduling.cpu_core import core_of, last_share
@@ -28,6 +29,7 @@ from poly.text import print_statement
 
 MOST_OTHERS = 2  # loops that are tried as lanes besides the contiguous one
 FELT = 1 / 8  # of the time of operations: what results take at least that go past the caches from register tiles
+SLOWER = 2.0  # times what is rated that vectors take for operators which only a matrix unit has as one command
 GOOD = 1.05  # of the least cycles: where the contiguous loop as lanes takes more, others are tried
 
 
@@ -128,7 +130,8 @@ def _remembered(key: _Key) -> Rated | None:
         for axis in other_lanes(facts, update, lanes):
             best = _best(facts, update, axis, best) or best
     on_unit = None if uneven else RatedUnits(facts, update, lanes).best_on_unit()
-    return on_unit if on_unit is not None and (best is None or on_unit.cycles < best.cycles) else best
+    slower = SLOWER if isinstance(update.body, Apply) and update.body.operator in FOR_UNITS else 1.0
+    return on_unit if on_unit is not None and (best is None or on_unit.cycles < slower * best.cycles) else best
 
 
 def _best(facts: Facts, update: Statement, lanes: int, best: Rated | None) -> Rated | None:

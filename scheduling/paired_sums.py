@@ -21,7 +21,7 @@ from poly.scheduling.sums import alone, in_order, parts_of, ranges_of, start_of,
 
 # Of a product on the unit: rows, columns, steps and products of elements at least. Smaller ones are sooner done with
 # widened operands.
-ROWS, COLUMNS, STEPS, PRODUCTS = 24, 16, 64, 200_000
+ROWS, COLUMNS, STEPS, PRODUCTS = 16, 16, 64, 200_000
 _PAIR: Final = DOTS[DOT_BF16]
 _DEEP: Final = MATRIX_TILE[1]  # elements of a row of a tile
 

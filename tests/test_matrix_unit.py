@@ -312,6 +312,14 @@ def test_bytes_of_one_kind_are_as_they_are(left: str, right: str, name: str, spe
     np.testing.assert_array_equal(run_program(changed, given)["C"], run_program(program, given)["C"])
 
 
+@pytest.mark.parametrize("rows", [16, 17, 23])
+def test_few_rows_of_bf16(rows: int) -> None:
+    """As many as a tile has: vectors of pairs are slower than they are rated."""
+    tree = joined(MATRIX, "i,k k,j", rows, 256, 256).lower()
+    assert any(isinstance(n, For) and n.engine == "matrix" for n in tree.nodes())
+    assert "dot2_bf16" not in str(joined(MATRIX, "i,k k,j", 15, 256, 256).program)
+
+
 def test_small_sums_and_other_machines_have_bytes_of_both_kinds() -> None:
     small, large = (bytes_of("i8", "i8", "i,k k,j", n, n, 128) for n in (16, 64))
     vectors = without_matrix_unit(MATRIX).dot_operators
