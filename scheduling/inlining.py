@@ -40,13 +40,14 @@ def inline(schedule: Schedule, copy: str) -> Schedule:
 
 
 def suits_copies(program: Program, s: Statement) -> bool:
-    """Whether an assignment is as soon done by a copy: it reads along the rows of memory in which it writes, and not
-    only constants, as then it runs when compiling.
+    """Whether an assignment is as soon done by a copy: it reads along the rows of memory in which it writes,
+    with no condition that moves there, and not only constants, as then it runs when compiling.
     """
     last = s.iterators[-1:]
     rows = (isinstance(r.index[-1], Affine) and r.index[-1].names.issuperset(last) for r in s.reads if r.index)
     known = all(program.tensor[r.tensor].role == "constant" for r in s.reads)
-    return bool(last) and not known and not any(r.guard for r in s.reads) and all(rows)
+    apart = any(not c.expr.names.isdisjoint(last) for r in s.reads for c in r.guard)
+    return bool(last) and not known and not apart and all(rows)
 
 
 def maker_of(schedule: Schedule, copy: str) -> Statement | None:
