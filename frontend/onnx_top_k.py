@@ -3,7 +3,8 @@
 An element and its place are one integer: 32 bits that are ordered as the elements, and below them the place, so that
 no two are equal and of equal elements the first is the greatest. The next one of a row is then the greatest that is
 less than the last one. A long row is in blocks whose greatest are known: a step looks at these, and at one block again,
-which are some 2 sqrt(n) elements of n (quadratic selection; Knuth, The Art of Computer Programming 3, 5.2.3).
+which are some 2 sqrt(n) elements of n (quadratic selection; Knuth, The Art of Computer Programming 3, 5.2.3). Of most
+of a short row the ranks are found: all pairs are compared, many at once.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ _MAX_RANKED: Final = 1 << 15
 _MAX_PLACES: Final = 1 << 31
 _FEW_OF_ALL: Final = 3  # a third of a row is picked one by one: two looks at it for each, and ranks are one for all
 _ONE_BLOCK: Final = 64  # elements that are looked at again in each step
+# What ranks cost beside comparing all pairs, and picking one, and each element that it looks at: in pairs.
+_OF_RANKS, _OF_A_STEP, _OF_AN_ELEMENT = 150, 80, 0.8
 _LEAST, _GREATEST = -(2**63), 2**63 - 1
 _S, _B, _J = (var(name) for name in ("s", "b", "j"))
 
@@ -51,7 +54,9 @@ def _selected(b: Notation, x: Value, axis: int, found: Value) -> None:
     extent, count = x.shape[axis], found.shape[axis]
     rows = {f"i{d}": e for d, e in enumerate(x.shape) if d != axis}
     row, extents = tuple(map(var, rows)), list(rows.values())
-    if extent <= _ONE_BLOCK:
+    if extent * extent + _OF_RANKS < count * (_OF_A_STEP + _OF_AN_ELEMENT * extent):
+        last = _by_ranks(b, _keys(b, x, axis, rows, extent), rows)[*row, _S]
+    elif extent <= _ONE_BLOCK:
         taken = _from_rows(b, _keys(b, x, axis, rows, extent), rows, count)
         last = taken[*row, _S + 1]
     else:
@@ -74,6 +79,18 @@ def _from_rows(b: Notation, keys: Value, rows: dict[str, int], count: int) -> Va
         value = fn("select", fn("lt", key, before), key, _LEAST)
         b.reduce(taken, {}, {"j": extent}, value, "max", index=(*row, _S + 1), suffix="_taken")
     return taken
+
+
+def _by_ranks(b: Notation, keys: Value, rows: dict[str, int]) -> Value:
+    """The keys in order: the rank of each is how many are greater, which are many pairs at once, no step after another.
+    """
+    row, extent = tuple(map(var, rows)), keys.shape[-1]
+    rank, ordered = (b.temporary(name, [*rows.values(), extent], "i64") for name in ("rank", "ordered"))
+    key, other = keys[*row, 0, _J], keys[*row, 0, var("k")]
+    ranges = {**rows, "j": extent}
+    b.reduce(rank, ranges, {"k": extent}, fn("gt", other, key).cast("i64"), index=(*row, _J), suffix="_rank")
+    b.assign(ordered, ranges, key, (*row, rank[*row, _J]), suffix="_ordered")
+    return ordered
 
 
 def _from_blocks(b: Notation, keys: Value, greatest: Value, rows: dict[str, int], count: int) -> Value:

@@ -49,7 +49,8 @@ def check(x: Array, count: int, axis: int, largest: int) -> None:
 
 @pytest.mark.parametrize("dtype,largest", list(product(DTYPES, (1, 0))))
 def test_every_dtype(dtype: str, largest: int) -> None:
-    check(values(dtype, 3, 11), 7, 1, largest)
+    check(values(dtype, 3, 11), 7, 1, largest)  # by ranks
+    check(values(dtype, 3, 40), 2, 1, largest)
 
 
 @pytest.mark.parametrize("dtype,largest", [*product(("f8", "i8", "u8"), (1, 0))])
