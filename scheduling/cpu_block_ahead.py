@@ -9,13 +9,20 @@ from math import prod
 from poly.affine import Affine, Mod
 from poly.dtypes import size_bytes
 from poly.machine import Machine
-from poly.program import Access, Statement
+from poly.program import Access, Program, Statement
 from poly.relations import bound_domain
 from poly.scheduling.asked_copies import copies_into
 from poly.scheduling.cpu_block_steps import Steps
 from poly.scheduling.cpu_core import core_of, own_share
 from poly.scheduling.cpu_edits import results_asked
-from poly.scheduling.cpu_facts import BYTES_AHEAD, bytes_apart, from_afar, own_capacity, reduction_extents
+from poly.scheduling.cpu_facts import (
+    BYTES_AHEAD,
+    bytes_apart,
+    bytes_touched,
+    from_afar,
+    own_capacity,
+    reduction_extents,
+)
 from poly.scheduling.cpu_plan import BlockPlan, Pack
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Mark, Schedule
@@ -102,8 +109,8 @@ class Ahead:
     def lanes(self, schedule: Schedule, name: str) -> Schedule:
         """Lanes of an operand that is used as it lies, more in a tile's steps than the first cache holds, are asked for
         some steps ahead: pieces of rows that lie apart, which no prefetcher follows, come from slower caches each time;
-        where few tiles of rows use them and the operand does not stay near, also less. Not where each row of another
-        operand would be asked for by itself then.
+        where few tiles of rows use them and the operand does not stay near, also less. So are a tile's rows of an
+        operand that does not stay near, where these lie side by side. Not where each row would be asked for by itself.
         """
         program, nest, vector = schedule.program, schedule.nests[name], schedule.nests[name].names[-1]
         s, rolled = program.statement[name], self._reduction_loops(schedule, name)[1]
@@ -119,13 +126,28 @@ class Ahead:
         panel = steps * self.plan.vector * max(p.width for p in self.plan.strips)
         few = sum(-(-(p.high - p.low) // p.tile) for p in pieces) <= FEW_USES
         few = few and min(p.tile for p in pieces) >= FEWEST_ROWS and steps >= LONG_SUM * wanted
+        own = own_capacity(self.machine)
+        all_away = bytes_touched(schedule.source, self.group.statements) > own
         for r in moving:
-            element = size_bytes(program.tensor[r.tensor].dtype)
-            away = few and program.tensor[r.tensor].nbytes(program.binding) > own_share(own_capacity(self.machine))
-            if bytes_apart(program, r, axes[self.plan.lanes]) == element and (away or element * panel > near):
+            size, element = program.tensor[r.tensor].nbytes(program.binding), size_bytes(program.tensor[r.tensor].dtype)
+            away = size > own_share(own)
+            large = few and away or element * panel > near
+            wide = bytes_apart(program, r, axes[self.plan.lanes]) == element and large
+            if wide or away and all_away and self._are_short(program, s, r, axes, steps):
                 each = self._laid_steps(schedule, name, rolled[-1])
                 return schedule.prefetch(vector, rolled[-1], max(1, wanted // each))
         return schedule
+
+    def _are_short(self, program: Program, s: Statement, r: Access, axes: Sequence[str], steps: int) -> bool:
+        """Whether the rows of a tile are side by side in an operand, each step's in lines of their own (a window has
+        lines for several steps), and all of these more than the first cache holds.
+        """
+        element, line = size_bytes(program.tensor[r.tensor].dtype), self.machine.line
+        length = element * max(p.tile for p in self.plan.strips[0].rows)
+        touched = steps * (length - element + line)  # a piece starts anywhere in a line
+        if bytes_apart(program, r, axes[self.plan.rows]) != element or touched <= self.machine.nearest_cache:
+            return False
+        return all((bytes_apart(program, r, n) or line) >= line for n in reduction_extents(program, s, axes))
 
     def blocks(self, schedule: Schedule, names: Sequence[str]) -> Schedule:
         """The next block of a constant that was packed once is asked for all through the tiles that use this one, where

@@ -685,6 +685,26 @@ def test_lanes_of_a_large_operand_are_asked_for_where_few_rows_use_them(
     assert marks and all((m.ahead is not None) == asked for m in marks)
 
 
+@pytest.mark.parametrize(
+    ("rows", "steps", "number", "asked"),
+    [(600, 700, 8, True), (600, 700, 0, False), (600, 200, 8, False), (40, 700, 8, False)],
+)
+def test_rows_side_by_side_are_asked_for(rows: int, steps: int, number: int, asked: bool) -> None:
+    """Beside packed lanes, where a tile's steps touch more lines than the first cache holds, of a large operand."""
+    program = poly.parse("C[i,j] += A[k,i] * B[k,j]", A=(steps, rows), B=(steps, 90))
+    (group,) = groups_of(program)
+    machine = replace(AVX2, engines=(replace(AVX2.engines[0], cost={**AVX2.engines[0].cost, "asked": number}),))
+    choice = rated_ways(facts_of(program, group, machine), 1)
+    way = next(w for w in choice.ways() if w.packs == ((1, "lanes"),) and not w.lanes_outside)
+    plan = choice.plan(way, 4, 2, 1, 0, 0)
+    schedule = block_group(unchecked(Schedule(program)), group, plan, machine)
+    marks = [schedule.marks[schedule.nests[n].names[-1]] for n in schedule.nests if n.startswith("C_update")]
+    assert marks and all((m.ahead is not None) == asked for m in marks)
+    if asked:
+        assert all(m.ahead is not None and 1 <= m.ahead[1] <= 8 for m in marks)
+        run(program, plan)
+
+
 @pytest.mark.parametrize(("outer", "inner", "deep"), [(100, 140, "i"), (140, 100, "i"), (60, 140, "k"), (3, 140, "k")])
 def test_the_loop_that_is_cut_leaves_long_pieces(outer: int, inner: int, deep: str) -> None:
     """The one outside, along which the large operand's steps are whole rows, if it is about as long as the longest."""
