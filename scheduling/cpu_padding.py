@@ -38,7 +38,7 @@ def without_padding(program: Program, finite: Collection[str], machine: Machine,
     for group in groups_of(found):
         names = changed.intersection(group.names)
         shorter = _with(found, every, names) if names else found
-        before, after = (_cycles(p, names, machine, threads) for p in (found, shorter))
+        before, after = (contraction_cycles(p, names, machine, threads) for p in (found, shorter))
         sooner = core_of(machine, widest_element(program, group.statements)).unpadded / 100
         if before is not None and after is not None and after < before * sooner:
             found = shorter
@@ -111,7 +111,7 @@ def _guards(s: Statement) -> int:
     return sum(len(r.guard) for r in s.reads)
 
 
-def _cycles(program: Program, names: set[str], machine: Machine, threads: int) -> float | None:
+def contraction_cycles(program: Program, names: set[str], machine: Machine, threads: int) -> float | None:
     """What the model gives the groups of some statements; None where there is none, or one is no contraction."""
     total = 0.0
     for group in groups_of(program):

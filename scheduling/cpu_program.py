@@ -10,6 +10,7 @@ from poly.expr import DOTS, Apply, walk
 from poly.machine import Machine
 from poly.program import Program
 from poly.scheduling.byte_tables import with_byte_tables
+from poly.scheduling.cpu_channels import channels_like, with_channels_first
 from poly.scheduling.cpu_columns import column_choices, columns_like, with_columns
 from poly.scheduling.cpu_padding import filled_like, padding_like, whole_windows, without_padding
 from poly.scheduling.cpu_planes import planes_in_blocks, planes_like
@@ -83,7 +84,11 @@ def _as_it_is(program: Program) -> Program:
 
 
 def _padding(finite: Collection[str], machine: Machine, threads: int) -> _Edit:
-    return lambda p: without_padding(whole_windows(p, machine), finite, machine, threads)
+    def edit(program: Program) -> Program:
+        whole = whole_windows(with_channels_first(program, finite, machine, threads), machine)
+        return without_padding(whole, finite, machine, threads)
+
+    return edit
 
 
 def like_another(program: Program, other: Program, constants: Mapping[str, Array]) -> Iterator[Program]:
@@ -92,8 +97,12 @@ def like_another(program: Program, other: Program, constants: Mapping[str, Array
     dots = chain.from_iterable(combinations(used, n) for n in range(len(used) + 1))
     for start in (program, *(_narrow_sums(program, d) for d in dots)):
         finite = finite_factors(start, constants)
-        before = _before_columns(start, lambda p, f=finite: padding_like(filled_like(p, other), other, f))
+        before = _before_columns(start, lambda p, f=finite: _padding_like(channels_like(p, other, f), other, f))
         yield planes_like(columns_like(before, other), other)
+
+
+def _padding_like(program: Program, other: Program, finite: Collection[str]) -> Program:
+    return padding_like(filled_like(program, other), other, finite)
 
 
 def _before_columns(program: Program, padding: _Edit) -> Program:

@@ -1,0 +1,101 @@
+"""Sums over channels before those over a window: the same values, where results are few, and only there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+
+import poly
+from poly.interp import run_program
+from poly.program import Program
+from poly.scheduling.channels_first import channels_first
+from poly.scheduling.cpu_channels import channels_like, with_channels_first
+from poly.text import parse_program
+from tests.machines import MESH
+from tests.onnx_helpers import assert_close, chain_model, reference
+
+
+def window(c: int, m: int, size: int, guard: bool = True, v: str = "m, c, a, b", step: int = 1) -> Program:
+    """A 3x3 window with padding; without `guard` one of a larger image."""
+    places = f"0 <= m < {m} and 0 <= h < {size} and 0 <= w < {size}"
+    read, edge = f"x[c, {step}*h + a, {step}*w + b]", step * (size - 1) + 3
+    if guard:
+        inside = f"h + a >= 1 and h + a <= {size} and w + b >= 1 and w + b <= {size}"
+        read, edge = f"(x[c, h + a - 1, w + b - 1] if {inside} else 0)", size
+    shape = {"m": m, "c": c, "a": 3, "b": 3}
+    return parse_program(f"""program window
+input x: f32[{c}, {edge}, {edge}]
+constant v: f32[{", ".join(str(shape[n]) for n in v.split(", "))}]
+output y: f32[{m}, {size}, {size}]
+i[m, h, w]: y[m, h, w] = 1 where {places}
+u[m, h, w, c, a, b]: y[m, h, w] += {read}*v[{v}] where {places} and 0 <= c < {c} and 0 <= a < 3 and 0 <= b < 3
+""")
+
+
+def values(program: Program) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(3)
+    given = (t for t in program.tensors if t.role in ("input", "constant"))
+    return {t.name: random.integers(-3, 4, t.extents(program.binding)).astype("f4") for t in given}
+
+
+@pytest.mark.parametrize("weights", ["m, c, a, b", "c, m, a, b", "a, c, b, m"])
+@pytest.mark.parametrize("guard", [True, False])
+def test_the_same_values(weights: str, guard: bool) -> None:
+    program = window(4, 2, 24, guard, weights)
+    (found,) = channels_first(program, {"v"})
+    arrays = values(program)
+    assert np.array_equal(run_program(found.program, arrays)["y"], run_program(program, arrays)["y"])
+    product, rest = (found.program.statement[n] for n in (found.made, found.sums))
+    assert product.iterators[-1] == "c" and not product.reads[0].guard
+    assert "c" not in rest.iterators and bool(rest.reads[0].guard) == guard
+
+
+def test_places_that_depend_on_two_loops_of_the_results() -> None:
+    random = np.random.default_rng(3)
+    x = random.integers(-3, 4, (2, 32, 9, 20)).astype("f4")
+    cases: list[tuple[tuple[int, int], dict[str, Any]]] = [
+        ((4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+        ((9, 6), {"strides": [3, 2]}),
+    ]
+    for kernel, attributes in cases:
+        w = random.integers(-3, 4, (32, 1, *kernel)).astype("f4")
+        node = helper.make_node("ConvTranspose", ["x", "w"], ["y"], **attributes)
+        model, arrays = chain_model([node], {"x": x}, ["y"], constants={"w": w})
+        program = poly.from_onnx(model).to_program()
+        found = [*channels_first(program, {"w"})]
+        assert found
+        given = {**arrays, "w": w}
+        for one in found:
+            assert_close(run_program(one.program, given), reference(model, arrays))
+
+
+@pytest.mark.parametrize(
+    ("program", "finite"),
+    [
+        (window(4, 9, 20), {"v"}),  # many results
+        (window(4, 2, 20), set[str]()),  # weights may be infinite, where padding is
+        (window(4, 2, 20, False, step=2), {"v"}),  # of all places few are used
+        (window(4, 2, 4, False), {"v"}),  # the same, of a small image
+    ],
+)
+def test_left_as_it_is(program: Program, finite: set[str]) -> None:
+    assert not [*channels_first(program, finite)]
+
+
+def test_chosen_where_the_model_has_it_sooner_done() -> None:
+    few, many, short = window(64, 1, 64), window(64, 8, 64), window(4, 3, 64)
+    chosen = with_channels_first(few, {"v"}, MESH, 1)
+    assert chosen is not few
+    assert channels_like(few, chosen, {"v"}) == chosen and channels_like(few, few, {"v"}) is few
+    for program in (many, short):
+        assert with_channels_first(program, {"v"}, MESH, 1) is program
+
+
+def test_compiled() -> None:
+    program = window(64, 1, 30)
+    arrays = values(program)
+    kernel = poly.compile(program, constants={"v": arrays["v"]}, threads=1)
+    assert np.array_equal(kernel(arrays["x"]), run_program(program, arrays)["y"])
