@@ -24,6 +24,7 @@ from poly.scheduling.groups import Group, bare, domain_box, tensors_read, tensor
 KEPT = 0.75  # of a cache that a block and the operands that all rows use may fill
 HELD = 0.5  # of any cache, the last one, too: what it still holds of bytes when they are wanted again
 LEAST_ROWS, MOST_ROWS = 8, 128  # of a block: enough register tiles to use a panel again, and no more than pays
+WHOLE = 0.5  # of that, where all rows are one block, as no block divides them: 257 gain by it, 577 lose
 LEAST_SAVED = 1 / 16  # of the operations' time, which every nest of the block pays back
 
 
@@ -137,6 +138,8 @@ class _Blocks:
         row, resident, handed = self._bytes(statements, axes, parts)
         saved = 2 * sum(self._cycles(core, size) for size in handed) - self._idle(core, statements)
         fitting = [n for n in range(LEAST_ROWS, min(MOST_ROWS, extent) + 1) if extent % n == 0]
+        if not fitting and extent > MOST_ROWS and resident + extent * row <= near * WHOLE:  # a prime number of rows
+            fitting = [extent]
         best = max((n for n in fitting if resident + n * row <= near), default=0)
         again = 0.0
         if not best:

@@ -61,6 +61,16 @@ def test_what_is_handed_on_is_a_block_in_the_cache() -> None:
     assert len([n for n in schedule.lower().nodes() if isinstance(n, For) and n.variable == "i.o"]) == 1
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rows_that_no_block_divides_are_one(threads: int) -> None:
+    core = avx2_core(64 * 1024, 4 * 1024)
+    schedule = schedule_for_cpu(attention(8, 131, 24, 8), core, threads)
+    (group,) = groups_for(schedule.source, core)
+    assert group.block == 131 and "_block" in schedule.script
+    agrees(schedule, threads)
+    assert not any(g.block for g in groups_for(attention(8, 131, 64, 8), core))  # more than half of a cache
+
+
 def test_the_script_makes_the_same_schedule() -> None:
     schedule = schedule_for_cpu(attention(2, 64, 96, 8), SMALL)
     assert "_block" in schedule.script
