@@ -94,8 +94,13 @@ class RatedUnits(RatedWays):
 
     @cached_property
     def core(self) -> Core:
-        """The core with what passes by once, rows and results, beside what blocks of lanes may take of its caches."""
-        core, own = super().core, len(super().core.own)
+        """The core with what passes by once, rows and results, beside what blocks of lanes may take of its caches: where
+        the first does not hold a register tile's operands, as others are sooner used just after they were packed.
+        """
+        core, own, unit = super().core, len(super().core.own), self.facts.machine.matrix_unit
+        tile = 0 if unit is None else SIDE * (unit.rows + unit.cols) * prod(self.ranges.values())
+        if tile * self.operands[-1].element <= core.counted_on(0):
+            return core
         more = [c._replace(capacity=int(c.capacity * BESIDE)) if 0 < n < own else c for n, c in enumerate(core.caches)]
         return replace(core, caches=tuple(more))
 
