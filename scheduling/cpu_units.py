@@ -94,8 +94,8 @@ class RatedUnits(RatedWays):
 
     @cached_property
     def core(self) -> Core:
-        """The core with what passes by once, rows and results, beside what blocks of lanes may take of its caches: if the
-        first does not hold a register tile's operands, as others are sooner used just after they were packed.
+        """The core with what passes by once, rows and results, beside what blocks of lanes may take of its caches: if
+        the first does not hold a register tile's operands, as others are sooner used just after they were packed.
         """
         core, own, unit = super().core, len(super().core.own), self.facts.machine.matrix_unit
         tile = 0 if unit is None else SIDE * (unit.rows + unit.cols) * prod(self.ranges.values())
