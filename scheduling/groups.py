@@ -139,7 +139,7 @@ def _begun(group: Group, s: Statement) -> Group | None:
     """
     first = group.statements[0]
     own = len(group.statements) == 1 and first.write.tensor == s.write.tensor and s.combiner is first.combiner is None
-    if not own or s.external is not None or s.write.indirect or first.write.indirect:
+    if not own or not s.write.index or s.external is not None or s.write.indirect or first.write.indirect:
         return None
     *rows, last = first.write.affine_index
     along = s.write.affine_index[-1]

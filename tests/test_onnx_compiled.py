@@ -121,9 +121,10 @@ RESAMPLED: dict[str, tuple[str, list[Operand], dict[str, Any]]] = {
     "cubic": ("Resize", by_scales(1, 1, 1.7, 0.8), {**SCALES, "mode": "cubic", "opset": 19}),
     "cubic, without what is outside": ("Resize", by_sizes(1, 2, 7, 3), {**SIZES, "mode": "cubic", "opset": 19,
                                                                         "exclude_outside": 1}),
-    "linear of codes": ("Resize", [ints(0, 255, 1, 2, 4, 5, dtype=U8), None, np.array([1, 1, 1.5, 2], np.float32)],
+    # Weights are exact: by thirds a tie could be rounded either way.
+    "linear of codes": ("Resize", [ints(0, 255, 1, 2, 4, 5, dtype=U8), None, np.array([1, 1, 4, 2], np.float32)],
                         {**SCALES, "mode": "linear", "opset": 19}),
-    "cubic of codes": ("Resize", [ints(-99, 99, 1, 2, 4, 5, dtype=I8), None, np.array([1, 1, 1.5, 2], np.float32)],
+    "cubic of codes": ("Resize", [ints(-99, 99, 1, 2, 4, 5, dtype=I8), None, np.array([1, 1, 4, 2], np.float32)],
                        {**SCALES, "mode": "cubic", "opset": 19}),
     "ratio kept": ("Resize", by_sizes(7, 8), {**SIZES, "opset": 19, "axes": [2, 3],
                                               "keep_aspect_ratio_policy": "not_larger"}),
