@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from poly.errors import MachineError
-from poly.machine import Machine, read_machine
+from poly.machine import Machine
+from poly.machine_text import read_machine
 
 GROUP: Final = "polyloom.machines"
 

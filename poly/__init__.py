@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from poly.graph import Graph
     from poly.interp import run_program
     from poly.loops import LoopTree
-    from poly.machine import Machine, read_machine
+    from poly.machine import Machine
+    from poly.machine_text import read_machine
     from poly.program import Program
     from poly.scheduling.schedule import Schedule
     from poly.tuning import Tuning
@@ -42,7 +43,7 @@ _HOMES: Final = {
     "Program": "program", "Schedule": "scheduling.schedule", "compile": "compiler", "einsum": "einsum_call",
     "explain": "explainer", "from_onnx": "frontend.onnx_import", "nest": "frontend.nest", "parse": "frontend.notation",
     "pool": "codegen.pool", "Tuning": "tuning",
-    "read_machine": "machine", "run_program": "interp",
+    "read_machine": "machine_text", "run_program": "interp",
 }  # fmt: skip
 
 _MODULES: Final = frozenset(("errors", "figures"))

@@ -1,28 +1,23 @@
 """`Machine`: memories, engines and their costs as data, one schema for a CPU and for an accelerator.
 
-A description is a TOML file (see `read_machine`), a profile shipped by a package under the entry-point group
+A description is a TOML file (`poly.machine_text`), a profile shipped by a package under the entry-point group
 `polyloom.machines`, or the host's own (made by `poly.codegen.host`).
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import tomllib
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from pathlib import Path
-from typing import Final, Literal, TypeVar, cast, get_args
+from typing import Final, Literal
 
 from poly.arguments import shown
 from poly.errors import MachineError
 from poly.expr import OPERATORS
-from poly.files import near_file
 from poly.locks import cached_property
 
 EngineKind = Literal["core", "dma", "array", "vector"]
-SCHEMA = 1
 # Of a core's matrix unit: rows and elements of 4 bytes of a tile, and tiles.
 MATRIX_TILE: Final = (16, 16)
 MATRIX_TILES: Final = 8
@@ -78,8 +73,6 @@ _LEAST_COST: Final[Mapping[str, int]] = {
     "fma": 1, "load": 1, "store": 1, "issue": 1, "latency": 1, "overlap": 1, "remote": 1, "guarded": 1,
 }  # fmt: skip
 _LONGEST_ELEMENT: Final = 8  # bytes
-_ALWAYS_SAID: Final = ("kind", "clock_mhz", "cores", "align", "banks")  # when printed: what one edits, or looks for
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -305,10 +298,9 @@ class Machine:
 
     def __str__(self) -> str:
         """The description as a TOML file, which `read_machine` takes."""
-        parts = [_table(self, f"schema = {SCHEMA}")]
-        parts += [_table(part, "[[memory]]") for part in self.memories]
-        parts += [_table(part, "[[engine]]") for part in self.engines]
-        return "\n\n".join(parts)
+        from poly.machine_text import text_of
+
+        return text_of(self)
 
     def _repr_html_(self) -> str:
         from poly.pictures import machine_html
@@ -327,89 +319,3 @@ def _check_number(name: str, value: object, least: int, where: str) -> None:
     if type(value) is not int or value < least:
         hint = "a positive integer" if least else "an integer, not negative"
         raise MachineError(f"{name} is {shown(value)}", where=where, hint=hint)
-
-
-def _table(part: Machine | Memory | Engine, head: str) -> str:
-    """What a part says, as a table of TOML; its memories and engines are tables of their own."""
-    rows = [f for f in fields(part) if f.name not in ("memories", "engines")]
-    usual = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in rows}
-    values = {f.name: getattr(part, f.name) for f in rows}
-    said = [n for n, value in values.items() if n in _ALWAYS_SAID or value != usual[n]]
-    return "\n".join([head, *(f"{n} = {_value(values[n])}" for n in said)])
-
-
-def _value(value: object) -> str:
-    match value:
-        case Mapping():
-            pairs = cast("Mapping[str, object]", value)
-            return f"{{{', '.join(f'{key} = {_value(v)}' for key, v in pairs.items())}}}"
-        case tuple():
-            return f"[{', '.join(map(_value, cast('tuple[object, ...]', value)))}]"
-        case _:
-            # Of integers, truths and strings, TOML's too but for DEL and, if escaped, what has no 16-bit code.
-            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def read_machine(path: str | Path) -> Machine:
-    """A machine from a TOML file. Raises `MachineError` naming the table and the key."""
-    if not isinstance(path, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise MachineError(f"a machine is read from a path, not from {shown(path)}", hint="a TOML file")
-    try:
-        table = tomllib.loads(Path(path).read_text("utf-8"))
-    except (OSError, ValueError, tomllib.TOMLDecodeError) as error:
-        hint = near_file(path) if isinstance(error, FileNotFoundError) else "a TOML file, as those in accel/profiles"
-        if isinstance(error, FileNotFoundError) and Path(path).name == str(path) and not Path(path).suffix:
-            hint = f'{path}.toml, its path; a target that `poly machines` lists is given by name: target="{path}"'
-        raise MachineError(f"cannot read {path}: {error}", hint=hint) from error
-    return machine_of_table(table, str(path))
-
-
-def machine_of_table(table: Mapping[str, object], where: str = "") -> Machine:
-    """A machine from parsed TOML: keys of `Machine`, arrays of tables `memory` and `engine`, and `schema = 1`."""
-    top = dict(table)
-    if top.pop("schema", None) != SCHEMA:
-        hint = f"schema = {SCHEMA} on its first line, and tables as in accel/profiles/s16.toml"
-        raise MachineError(f"schema is not {SCHEMA}", where=where, hint=hint)
-    memories = tuple(_build(Memory, row, f"{where}: memory") for row in _rows(top.pop("memory", []), where))
-    engines = tuple(_build(Engine, row, f"{where}: engine") for row in _rows(top.pop("engine", []), where))
-    return _build(Machine, {**top, "memories": memories, "engines": engines}, where)
-
-
-def _rows(value: object, where: str) -> list[dict[str, object]]:
-    if not isinstance(value, list):
-        raise MachineError("memory and engine are arrays of tables", where=where)
-    return cast("list[dict[str, object]]", value)
-
-
-_UNITS = {"KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "B": 1}
-
-
-def _bytes(value: object, where: str) -> int | None:
-    if value is None or isinstance(value, int):
-        return value
-    text = str(value)
-    for unit, factor in _UNITS.items():
-        if text.endswith(unit) and text.removesuffix(unit).strip().isdigit():
-            return int(text.removesuffix(unit)) * factor
-    raise MachineError(f"not a size: {text!r}", where=where, hint='write 65536, "64KiB" or "1MiB"')
-
-
-def _frozen(value: object) -> object:
-    return tuple(_frozen(v) for v in cast("list[object]", value)) if isinstance(value, list) else value
-
-
-def _build(kind: type[T], row: Mapping[str, object], where: str) -> T:
-    known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
-    if not set(row) <= known:
-        raise MachineError(
-            f"unknown keys {sorted(set(row) - known)}", where=where, hint=f"keys: {', '.join(sorted(known))}"
-        )
-    values = {k: _bytes(v, where) if k == "capacity" else _frozen(v) for k, v in row.items()}
-    if kind is Engine and values.get("kind") not in get_args(EngineKind):
-        raise MachineError(
-            f"engine kind {values.get('kind')!r}", where=where, hint=f"one of {', '.join(get_args(EngineKind))}"
-        )
-    try:
-        return cast("Callable[..., T]", kind)(**values)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise MachineError(str(error), where=where) from error

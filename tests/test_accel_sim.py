@@ -45,7 +45,7 @@ from poly.affine import Affine, var
 from poly.dtypes import dtype_name
 from poly.errors import RunError
 from poly.expr import Cast, Const, IndexValue, Read, apply
-from poly.machine import read_machine
+from poly.machine_text import read_machine
 
 MACHINE = read_machine(Path(__file__).parent.parent / "accel" / "profiles" / "s16.toml")
 Array = npt.NDArray[Any]

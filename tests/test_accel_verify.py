@@ -36,7 +36,7 @@ from poly.accel.stream import parse_stream
 from poly.accel.synchronise import synchronise
 from poly.accel.verify import require_verified, verify
 from poly.errors import PolyError
-from poly.machine import read_machine
+from poly.machine_text import read_machine
 
 MACHINE = read_machine(Path(__file__).parent.parent / "accel" / "profiles" / "s16.toml")
 Array = npt.NDArray[Any]

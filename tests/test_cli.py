@@ -13,7 +13,7 @@ from poly import commands
 from poly.accel.profile import profile
 from poly.cli import main
 from poly.compiler import compile, machine_of
-from poly.machine import read_machine
+from poly.machine_text import read_machine
 from tests.test_uneven import constants, window
 
 ROOT = Path(__file__).resolve().parent.parent

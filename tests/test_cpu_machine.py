@@ -14,7 +14,8 @@ import poly
 from poly.codegen.host import host_machine, machine_of_features, named_cpu
 from poly.compiler import machine_of
 from poly.errors import MachineError
-from poly.machine import Engine, Machine, Memory, machine_of_table
+from poly.machine import Engine, Machine, Memory
+from poly.machine_text import machine_of_table
 from poly.program import Program
 from poly.scheduling.cpu import schedule_for_cpu
 from poly.scheduling.cpu_contract import contraction_of, contraction_plan

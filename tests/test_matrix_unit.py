@@ -19,7 +19,8 @@ from poly.errors import CapacityError, IllegalEdit, UnsupportedError
 from poly.interp import run_program
 from poly.interp_loops import run_loops
 from poly.loops import For
-from poly.machine import Engine, Machine, machine_of_table
+from poly.machine import Engine, Machine
+from poly.machine_text import machine_of_table
 from poly.scheduling.capacity import check_capacity
 from poly.scheduling.cpu import schedule_for_cpu
 from poly.scheduling.dot_sums import sums_by_dots
