@@ -20,8 +20,8 @@ from poly.program import Statement
 from poly.scheduling.asked_copies import copies_into
 from poly.scheduling.cpu_block_ahead import Ahead
 from poly.scheduling.cpu_block_copies import Packing
+from poly.scheduling.cpu_block_matrix import MatrixTiles, made_in_copies
 from poly.scheduling.cpu_block_steps import Steps
-from poly.scheduling.cpu_block_unit import Units, made_in_copies
 from poly.scheduling.cpu_chain import keep_values
 from poly.scheduling.cpu_core import WALKED
 from poly.scheduling.cpu_edits import cut, fused, loop_of, ordered, unrolled
@@ -58,7 +58,7 @@ def schedule_contraction(schedule: Schedule, group: Group, plan: BlockPlan, mach
 def _composed(schedule: Schedule, group: Group, plan: BlockPlan, machine: Machine) -> Schedule:
     padded = with_padding(schedule, group, plan.vector, {(p.statement, p.tensor) for p in plan.packs})
     composed = keep_values(block_group(padded, group, plan, machine), group, machine)
-    return made_in_copies(composed, plan) if plan.unit is not None else composed
+    return made_in_copies(composed, plan) if plan.matrix is not None else composed
 
 
 def block_group(schedule: Schedule, group: Group, plan: BlockPlan, machine: Machine) -> Schedule:
@@ -73,7 +73,7 @@ class Blocking(Tiling[BlockPlan]):
         super().__init__(group, plan, machine)
         self.packing = Packing(plan.vector, machine)
         self.steps, self.ahead = Steps(group, plan, machine), Ahead(group, plan, machine)
-        self.units = Units(group, plan, machine)
+        self.matrix = MatrixTiles(group, plan, machine)
 
     def run(self, schedule: Schedule) -> Schedule:
         plan, names = self.plan, list(self.group.names)
@@ -220,8 +220,8 @@ class Blocking(Tiling[BlockPlan]):
         blocks = int(self.plan.row_block > 0)
         for name in names:
             schedule = self._tile_loops(schedule, strip, piece, name, depth)
-        if self.units.suits(strip, piece):
-            return self._unit_tile(schedule, names, depth, blocks)
+        if self.matrix.suits(strip, piece):
+            return self._matrix_tile(schedule, names, depth, blocks)
         schedule = self._tile(schedule, names, depth, blocks, piece.tile)
         schedule = self._results_asked(schedule, strip, piece, names, depth + blocks)
         longest = max(strip.rows, key=lambda p: p.high - p.low)
@@ -241,10 +241,10 @@ class Blocking(Tiling[BlockPlan]):
         if not plan.lanes_inside:
             tiles.reverse()
         outside = [*[first] * blocks, *tiles]
-        if self.units.suits(strip, piece):
+        if self.matrix.suits(strip, piece):
             inner = [n for n in schedule.nests[name].names[depth:] if n not in outside and n not in points]
             schedule = ordered(schedule, name, [*outside, *inner, *points])
-            return self.units.in_commands(schedule, name, inner, (points[0], points[1]), (piece.tile, strip.width))
+            return self.matrix.in_commands(schedule, name, inner, (points[0], points[1]), (piece.tile, strip.width))
         turned = self._is_turned(schedule, name)
         if turned:
             points.reverse()
@@ -315,13 +315,13 @@ class Blocking(Tiling[BlockPlan]):
         schedule = self.ahead.lanes(schedule, updates[0])
         return self.ahead.beside(schedule, names, tiles[-1])
 
-    def _unit_tile(self, schedule: Schedule, names: Sequence[str], depth: int, blocks: int) -> Schedule:
+    def _matrix_tile(self, schedule: Schedule, names: Sequence[str], depth: int, blocks: int) -> Schedule:
         """What the statements of a register tile in a matrix unit share."""
         schedule = fused(schedule, names, range(depth, depth + blocks + 2))
         loops = schedule.nests[names[0]].names
         for update in (n for n in names if self._is_update(schedule, n)):
             schedule = self._packed_at(schedule, [update], "rows", loops[depth + blocks])
-            schedule = self.units.in_tiles(schedule, names, update, loops[depth + blocks + 1])
+            schedule = self.matrix.in_tiles(schedule, names, update, loops[depth + blocks + 1])
         return schedule
 
     def _with_sums(self, schedule: Schedule, s: Statement, anchor: str) -> Schedule:

@@ -19,10 +19,10 @@ from poly.machine import Machine
 from poly.program import Program, Statement
 from poly.scheduling.cpu_core import core_of, last_share
 from poly.scheduling.cpu_facts import Facts, axis_of, facts_of
+from poly.scheduling.cpu_matrix_ways import RatedMatrixWays
 from poly.scheduling.cpu_nontemporal import row_bytes, tensors_read_anywhere
 from poly.scheduling.cpu_plan import BlockPlan
 from poly.scheduling.cpu_rating import Rated, RatedWays
-from poly.scheduling.cpu_units import RatedUnits
 from poly.scheduling.cpu_ways import Way, operation_cycles
 from poly.scheduling.groups import Group, tensors_written
 from poly.text import print_statement
@@ -129,7 +129,7 @@ def _remembered(key: _Key) -> Rated | None:
     if best is None or best.cycles > GOOD * least_cycles(facts):
         for axis in other_lanes(facts, update, lanes):
             best = _best(facts, update, axis, best) or best
-    on_unit = None if uneven else RatedUnits(facts, update, lanes).best_on_unit()
+    on_unit = None if uneven else RatedMatrixWays(facts, update, lanes).best_on_unit()
     slower = SLOWER if isinstance(update.body, Apply) and update.body.operator in FOR_UNITS else 1.0
     return on_unit if on_unit is not None and (best is None or on_unit.cycles < slower * best.cycles) else best
 
@@ -173,7 +173,7 @@ def other_plans(facts: Facts, count: int, far: float) -> list[tuple[int, Rated]]
     if update is None or lanes is None or chosen is None:
         return []
     own = () if lanes in facts.uneven else (lanes,)
-    ways = [found for axis in own for found in RatedUnits(facts, update, axis).best_of_each_on_unit(count)]
+    ways = [found for axis in own for found in RatedMatrixWays(facts, update, axis).best_of_each_on_unit(count)]
     for axis in (*own, *other_lanes(facts, update, lanes)):
         choices = RatedWays(facts, update, axis)
         ways += [found for way in choices.ways() if (found := list(choices.best_of_each([way], count)))]

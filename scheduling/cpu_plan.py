@@ -95,7 +95,7 @@ class TilePlan:
 
 
 @dataclass(frozen=True)
-class UnitPlan:
+class MatrixPlan:
     """Register tiles in tiles of a core's matrix unit, an `engine`: each is so many `rows` and a vector of lanes, and a
     command makes `steps` iterations of the reduction's loop over `iterator`, of `length`, by an `operator` of
     `poly.expr.DOTS`. `passing`: what is packed for the lanes does not stay in the first cache.
@@ -116,8 +116,8 @@ class BlockPlan:
     loops of `middle` use again what is packed. `depth`: a reduction loop and its iterations per block, None where it
     is whole (else partial sums go through memory); `row_block`: tiles of rows per block, 0 for all; `lanes_inside`:
     the order of the tile loops; `lanes_outside`: blocks of lanes are around blocks of the reduction, and around what
-    initialises or uses the sums; `past`: the results that go past the caches; `unit`: what does whole register tiles
-    where that are no vectors.
+    initialises or uses the sums; `past`: the results that go past the caches; `matrix`: how a matrix unit does
+    whole register tiles, None where vectors do.
     """
 
     outer: tuple[int, ...]
@@ -132,7 +132,7 @@ class BlockPlan:
     lanes_inside: bool = False
     lanes_outside: bool = False
     past: frozenset[str] = frozenset()
-    unit: UnitPlan | None = None
+    matrix: MatrixPlan | None = None
 
     def without_packs(self) -> BlockPlan:
         """The same where operands are used as they lie."""

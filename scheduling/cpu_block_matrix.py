@@ -34,7 +34,7 @@ def made_in_copies(schedule: Schedule, plan: BlockPlan) -> Schedule:
 
 
 @dataclass(frozen=True)
-class Units:
+class MatrixTiles:
     """What a plan gives to the matrix unit."""
 
     group: Group
@@ -43,7 +43,7 @@ class Units:
 
     def suits(self, strip: Strip, piece: Piece) -> bool:
         """Whether a piece is tiles of the unit: whole ones, or one of fewer rows or columns."""
-        unit, vector, lanes = self.plan.unit, self.plan.vector, strip.high - strip.low
+        unit, vector, lanes = self.plan.matrix, self.plan.vector, strip.high - strip.low
         if unit is None:
             return False
         across = lanes % (vector * strip.width) == 0 or 1 < lanes < vector
@@ -55,7 +55,7 @@ class Units:
         """The loops inside of a register tile of rows and vectors: those over tiles of the unit laid out, one command
         inside. What only meets the sums in memory has vectors, row after row.
         """
-        s, unit = schedule.program.statement[name], self.plan.unit
+        s, unit = schedule.program.statement[name], self.plan.matrix
         assert unit is not None
         rows, lanes = points
         outside, chain = list[str](), [rows, lanes]
@@ -96,7 +96,7 @@ class Units:
         at = loops[next(k for k, n in enumerate(loops) if schedule.kind(n) in ("unit", "unroll")) - 1]
         for k, read in enumerate(s.reads):
             iterators = self.group.axes[s.source_name]
-            first, unit = axis_of(read, iterators[self.plan.rows]), self.plan.unit
+            first, unit = axis_of(read, iterators[self.plan.rows]), self.plan.matrix
             assert unit is not None
             step = axis_of(read, unit.iterator)
             assert step is not None
@@ -116,7 +116,7 @@ class Units:
         self, schedule: Schedule, update: str, k: int, at: str, axes: tuple[int, int], users: Sequence[str]
     ) -> Schedule:
         """What an access (-1: the write) touches in tiles, rows and columns along two axes."""
-        s, unit = schedule.program.statement[update], self.plan.unit
+        s, unit = schedule.program.statement[update], self.plan.matrix
         assert unit is not None
         tensor = s.write.tensor if k < 0 else s.reads[k].tensor
         buffer = free_buffer_name(schedule, f"{tensor}_{update}_t")
@@ -162,7 +162,7 @@ class Units:
 
     def _length(self, schedule: Schedule, name: str, loop: str) -> int:
         """Iterations of a reduction's loop, the longest of its blocks."""
-        unit = self.plan.unit
+        unit = self.plan.matrix
         assert unit is not None
         blocked = schedule.nests[name].loops[loop] != Affine.of(unit.iterator)
         return self.plan.depth[1] if self.plan.depth is not None and blocked else unit.length

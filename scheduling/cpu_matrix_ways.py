@@ -17,7 +17,7 @@ from poly.expr import Apply, Read
 from poly.locks import cached_property
 from poly.scheduling.cpu_core import TILE_CYCLES, Core
 from poly.scheduling.cpu_facts import axis_of
-from poly.scheduling.cpu_plan import BlockPlan, Pack, Piece, Strip, UnitPlan, balanced, tallest
+from poly.scheduling.cpu_plan import BlockPlan, MatrixPlan, Pack, Piece, Strip, balanced, tallest
 from poly.scheduling.cpu_rating import Grid, Rated, RatedWays
 from poly.scheduling.cpu_ways import Way
 from poly.scheduling.inlining import suits_copies
@@ -31,7 +31,7 @@ SHAPES = 300.0  # cycles until the unit has been told other shapes
 
 
 @dataclass(frozen=True)
-class RatedUnits(RatedWays):
+class RatedMatrixWays(RatedWays):
     """What can be chosen for one reduction with given lanes on a matrix unit."""
 
     def best_on_unit(self) -> Rated | None:
@@ -49,7 +49,7 @@ class RatedUnits(RatedWays):
             made = [partial(self._unit_plan, way, unit, *(int(v) for v in grid.sizes[k])) for k in order]
             yield [Rated(float(cycles[k]), plan) for k, plan in zip(order, made, strict=True)]
 
-    def _unit_ways(self) -> Iterator[tuple[Way, UnitPlan]]:
+    def _unit_ways(self) -> Iterator[tuple[Way, MatrixPlan]]:
         engine, body = self.facts.machine.matrix_unit, self.update.body
         match body:
             case Apply(name, (Read(a), Read(b))) if engine is not None and a != b:
@@ -64,7 +64,7 @@ class RatedUnits(RatedWays):
             if unit is not None:
                 yield way, unit
 
-    def _unit(self, way: Way, engine: str, operator: str, rows: int, steps: int) -> UnitPlan | None:
+    def _unit(self, way: Way, engine: str, operator: str, rows: int, steps: int) -> MatrixPlan | None:
         """How the unit does a way: its rows lie along the reduction, its lanes are packed."""
         lanes, along = self.names[self.lanes], self.names[way.rows]
         if self.extents[along] < rows or self.extents[lanes] < self.vector:
@@ -81,7 +81,7 @@ class RatedUnits(RatedWays):
             if self.operands[first].stride(n) == self.operands[first].element and self._alone(first, n):
                 size = max(d for d in range(1, steps + 1) if length % d == 0)
                 if self.operands[second].depends(n) and self._alone(second, n) and size > 1:
-                    return UnitPlan(engine, operator, rows, n, size, length)
+                    return MatrixPlan(engine, operator, rows, n, size, length)
         return None
 
     def _alone(self, k: int, iterator: str) -> bool:
@@ -104,12 +104,12 @@ class RatedUnits(RatedWays):
         more = [c._replace(capacity=int(c.capacity * BESIDE)) if 0 < n < own else c for n, c in enumerate(core.caches)]
         return replace(core, caches=tuple(more))
 
-    def _unit_tile(self, way: Way, unit: UnitPlan) -> tuple[int, int]:
+    def _unit_tile(self, way: Way, unit: MatrixPlan) -> tuple[int, int]:
         """Rows and vectors of a register tile."""
         rows, lanes = self.extents[self.names[way.rows]], self.facts.extents[self.lanes]
         return unit.rows * min(SIDE, rows // unit.rows), min(SIDE, lanes // self.vector)
 
-    def _unit_grid(self, way: Way, unit: UnitPlan) -> Grid | None:
+    def _unit_grid(self, way: Way, unit: MatrixPlan) -> Grid | None:
         """Candidates, as those of `RatedWays`; None where no depth is whole commands."""
         height, width = self._unit_tile(way, unit)
         rows = self.extents[self.names[way.rows]]
@@ -128,14 +128,14 @@ class RatedUnits(RatedWays):
         full = np.full(len(sizes), float(count))
         return Grid(way, sizes, work, full, np.zeros(len(sizes)))
 
-    def _is_deep(self, depth: int, unit: UnitPlan) -> bool:
+    def _is_deep(self, depth: int, unit: MatrixPlan) -> bool:
         """Whether blocks of the reduction are whole commands."""
         if not depth:
             return True
         rest = self.ranges[self.deep] % depth
         return self.deep == unit.iterator and depth % unit.steps == 0 and rest % unit.steps == 0
 
-    def _unit_work(self, way: Way, unit: UnitPlan, depth: np.ndarray) -> np.ndarray:
+    def _unit_work(self, way: Way, unit: MatrixPlan, depth: np.ndarray) -> np.ndarray:
         """Cycles of commands over all tiles, of the sums that come and go, and of what is left over."""
         engine = self.facts.machine.engine[unit.engine]
         rows, lanes = self.extents[self.names[way.rows]], self.facts.extents[self.lanes]
@@ -154,7 +154,7 @@ class RatedUnits(RatedWays):
     # ---- the plan
 
     def _unit_plan(
-        self, way: Way, unit: UnitPlan, height: int, width: int, lane_block: int, row_block: int, depth: int
+        self, way: Way, unit: MatrixPlan, height: int, width: int, lane_block: int, row_block: int, depth: int
     ) -> BlockPlan:
         """The plan for a register tile; a column that is left alone is for vectors."""
         plan = self.plan(way, height, width, lane_block, row_block, depth)
@@ -170,7 +170,7 @@ class RatedUnits(RatedWays):
             strips.append(Strip(p.low, p.high, wide, own, block))
         unit = replace(unit, passing=self._passes(unit, height, width, depth))
         packs += self._rows_made(way, lane_block * width)
-        return replace(plan, packs=packs, strips=tuple(strips), unit=unit)
+        return replace(plan, packs=packs, strips=tuple(strips), matrix=unit)
 
     def _rows_made(self, way: Way, vectors: int) -> tuple[Pack, ...]:
         """The operand of rows, where what makes it can do so for a tile of rows, which few blocks of lanes use."""
@@ -186,7 +186,7 @@ class RatedUnits(RatedWays):
         order = tuple(range(len(access.index)))
         return (Pack(self.update.name, tensor.name, k, order, order[-1], pad=False, site="rows"),)
 
-    def _passes(self, unit: UnitPlan, height: int, width: int, depth: int) -> bool:
+    def _passes(self, unit: MatrixPlan, height: int, width: int, depth: int) -> bool:
         """Whether the first cache does not hold both operands of a register tile: rows stay there then, and what is
         packed for the lanes, tile after tile, is loaded past it.
         """
