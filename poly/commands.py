@@ -87,7 +87,7 @@ def _run_graph(
     outputs, seconds = _timed_graph(engine, inputs, machine)
     plan = engine.plan
     facts = [
-        ("groups", f"{len(engine.steps)}, {len(engine.units)} different"),
+        ("groups", f"{len(engine.steps)}, {len(engine.compiled_groups)} different"),
         ("compiled in", seconds_text(engine.seconds)),
         ("arena", f"{bytes_text(plan.size)}, lower bound {bytes_text(plan.bound)}"),
         ("fallbacks", ", ".join(engine.fallbacks) or "none"),
@@ -139,7 +139,7 @@ def engine_cycles(engine: Engine) -> int | None:
         return None
     from poly.accel.compiled import StreamKernel
 
-    kernels = (step.unit.kernel for step in engine.steps if step.unit is not None)
+    kernels = (step.compiled.kernel for step in engine.steps if step.compiled is not None)
     return sum(k.report.cycles for k in kernels if isinstance(k, StreamKernel))
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from poly.arguments import checks_kinds, shown
 from poly.console import interactive, steps
 from poly.dtypes import Array, numpy_dtype
-from poly.engine import Engine, Unit
+from poly.engine import CompiledGroup, CompileGroup, Engine, PrepareAhead
 from poly.errors import ArgumentError, MachineError, PolyError, ScheduleError, within_depth
 from poly.graph import Graph, SizedGraph
 from poly.machine import Machine
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from poly.sized_engine import SizedEngine
 
 Progress = Callable[[int, int], None]
-CompileUnit = Callable[[Program, Machine], Unit]
-Ahead = Callable[[Sequence[Program], Machine], AbstractContextManager[None]]
 
 
 def machine_of(target: str | Machine) -> Machine:
@@ -242,20 +240,21 @@ def _graph_engine(
     if progress is None and interactive() and tuning is None:
         with steps(f"compiling {graph.name}") as shown_steps:
             return _graph_engine(graph, machine, threads, shown_steps, None)
-    unit, prepare_ahead = _unit_compiler(machine, threads)
+    compile_group, prepare_ahead = _group_compiler(machine, threads)
     if isinstance(graph, SizedGraph):
         if tuning is not None:
             hint = "from_onnx(..., shapes=...): what is fastest depends on sizes"
             raise ArgumentError("sizes are free, so nothing can be measured", where=graph.name, hint=hint)
         from poly.sized_build import build_sized_engine
 
-        kernel, literal = partial(_sized_kernel, machine, threads), partial(_literal_engine, machine, threads, unit)
+        kernel = partial(_sized_kernel, machine, threads)
+        literal = partial(_literal_engine, machine, threads, compile_group)
         return build_sized_engine(
-            graph, machine, kernel, literal, compile_unit=unit, threads=threads, progress=progress
+            graph, machine, kernel, literal, compile_group=compile_group, threads=threads, progress=progress
         )
     if tuning is not None:
         return _tuned_engine(graph, machine, threads, tuning, progress)
-    return build_engine(graph, machine, unit, threads=threads, progress=progress, prepare_ahead=prepare_ahead)
+    return build_engine(graph, machine, compile_group, threads=threads, progress=progress, prepare_ahead=prepare_ahead)
 
 
 def _read_text(text: str) -> Program:
@@ -280,9 +279,9 @@ def _model_engine(
     from poly.frontend.onnx_stages import StagedModel
     from poly.model_engine import ModelEngine
 
-    unit, prepare_ahead = _unit_compiler(machine, threads)
+    compile_group, prepare_ahead = _group_compiler(machine, threads)
     build = partial(
-        build_engine, machine=machine, compile_unit=unit, threads=threads, progress=progress,
+        build_engine, machine=machine, compile_group=compile_group, threads=threads, progress=progress,
         prepare_ahead=prepare_ahead,
     )  # fmt: skip
     if tuning is not None:
@@ -298,13 +297,13 @@ def _tuned_engine(
     from poly.tuned_engine import EngineTuner
     from poly.tuner import Plans
 
-    def unit(program: Program, made: Prepared, measured: Measured | None) -> Unit:
-        return _unit(program, made, machine, threads, perf_counter(), measured)
+    def made_group(program: Program, made: Prepared, measured: Measured | None) -> CompiledGroup:
+        return _compiled_group(program, made, machine, threads, perf_counter(), measured)
 
-    def build(compile_unit: CompileUnit, prepare_ahead: Ahead) -> Engine:
-        return build_engine(graph, machine, compile_unit, threads=threads, prepare_ahead=prepare_ahead)
+    def build(compile_group: CompileGroup, prepare_ahead: PrepareAhead) -> Engine:
+        return build_engine(graph, machine, compile_group, threads=threads, prepare_ahead=prepare_ahead)
 
-    return EngineTuner(Plans(tuning, machine, threads), unit, progress).engine(build)
+    return EngineTuner(Plans(tuning, machine, threads), made_group, progress).engine(build)
 
 
 def compile_program(
@@ -423,10 +422,10 @@ def constant_kernel(
     return compute
 
 
-def _literal_engine(machine: Machine, threads: int, unit: CompileUnit, graph: Graph) -> Engine:
+def _literal_engine(machine: Machine, threads: int, compile_group: CompileGroup, graph: Graph) -> Engine:
     from poly.engine_build import build_engine
 
-    return build_engine(graph, machine, unit, threads=threads)
+    return build_engine(graph, machine, compile_group, threads=threads)
 
 
 def compile_small(program: Program, machine: Machine) -> Kernel:
@@ -439,20 +438,20 @@ def _sized_kernel(machine: Machine, threads: int, program: Program) -> Kernel:
     return _kernel(program, prepare_free(program, machine, threads), machine, {}, threads)
 
 
-def _unit_compiler(machine: Machine, threads: int) -> tuple[CompileUnit, Ahead | None]:
+def _group_compiler(machine: Machine, threads: int) -> tuple[CompileGroup, PrepareAhead | None]:
     """What compiles a group, and for a CPU what lets other cores prepare a model's groups, too."""
     if machine.kind == "accelerator":
-        return _stream_unit, None
+        return _stream_group, None
 
     def prepare_ahead(programs: Sequence[Program], machine: Machine) -> AbstractContextManager[None]:
         from poly.ahead import prepared_ahead
 
         return prepared_ahead(programs, machine, threads)
 
-    return partial(_cpu_unit, threads), prepare_ahead
+    return partial(_cpu_group, threads), prepare_ahead
 
 
-def _stream_unit(program: Program, machine: Machine) -> Unit:
+def _stream_group(program: Program, machine: Machine) -> CompiledGroup:
     """A group as a command stream, to which constants are inputs."""
     from poly.prepared_streams import prepare_stream
 
@@ -466,24 +465,24 @@ def _stream_unit(program: Program, machine: Machine) -> Unit:
         kernel.run_into(inputs, outputs)
 
     arguments = tuple(t.name for t in loose.inputs)
-    return Unit(loose, run, kernel, perf_counter() - start, arguments)
+    return CompiledGroup(loose, run, kernel, perf_counter() - start, arguments)
 
 
-def _cpu_unit(threads: int, program: Program, machine: Machine) -> Unit:
+def _cpu_group(threads: int, program: Program, machine: Machine) -> CompiledGroup:
     """A group as a kernel, whose constants are arguments: groups that differ only in them share it."""
     start = perf_counter()
-    return _unit(program, prepare(program, machine, threads), machine, threads, start)
+    return _compiled_group(program, prepare(program, machine, threads), machine, threads, start)
 
 
-def _unit(
+def _compiled_group(
     program: Program, made: Prepared, machine: Machine, threads: int, start: float, measured: Measured | None = None
-) -> Unit:
-    kernel, compute = _unit_kernel(program, made, machine, threads, measured)
+) -> CompiledGroup:
+    kernel, compute = _group_kernel(program, made, machine, threads, measured)
     arguments, computed = tuple(t.name for t in kernel.inputs), tuple(t.name for t in made.split.computed)
-    return Unit(program, kernel.run_into, kernel, perf_counter() - start, arguments, computed, compute)
+    return CompiledGroup(program, kernel.run_into, kernel, perf_counter() - start, arguments, computed, compute)
 
 
-def _unit_kernel(
+def _group_kernel(
     program: Program, made: Prepared, machine: Machine, threads: int, measured: Measured | None = None
 ) -> tuple[Kernel, Callable[[Mapping[str, Array]], dict[str, Array]] | None]:
     """The kernel of a group, to which constants are inputs, and what computes some of them."""

@@ -182,7 +182,7 @@ def _network_on(
     explained = explain_engine(engine)
     worst = max(d.worst for d in differences)
     facts = (
-        ("groups", f"{len(engine.steps)}, {len(engine.units)} different"),
+        ("groups", f"{len(engine.steps)}, {len(engine.compiled_groups)} different"),
         ("nodes left to the reference evaluator", str(len(engine.fallbacks))),
         ("compiled in", seconds_text(engine.seconds)),
         ("arena", bytes_text(explained.arena)),
@@ -218,7 +218,7 @@ def _groups(run: NetworkRun) -> None:
     """One line for each different group of a machine, and how often it occurs."""
     kinds: dict[int, list[int]] = {}
     for k, step in enumerate(run.engine.steps):
-        kinds.setdefault(id(step.unit), []).append(k)
+        kinds.setdefault(id(step.compiled), []).append(k)
     rows: list[tuple[str | int, ...]] = []
     for same in kinds.values():
         facts = run.groups[same[0]]

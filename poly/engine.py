@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Unit:
+class CompiledGroup:
     """One compiled group: `run(arrays of arguments, outputs)` fills the outputs, in the order of the program's.
 
     `arguments`: inputs and constants of the program, and names of `computed`: constants that `compute` makes of the
@@ -62,19 +63,23 @@ class Unit:
         return found
 
 
+CompileGroup = Callable[[Program, Machine], CompiledGroup]
+PrepareAhead = Callable[[Sequence[Program], Machine], AbstractContextManager[None]]
+
+
 @dataclass(frozen=True)
 class Step:
-    """One group of the model: which unit, on which tensors; `unit` None: statements are not compiled.
+    """One group of the model, on which tensors; `compiled` None: its statements are not.
 
-    `inputs`: the arrays of the unit's arguments by their names in the engine (`Engine.constants` holds computed ones).
-    `why`: the reasons for the group, and last, where there is no unit, why it has no compiled form.
+    `inputs`: the arrays of the compiled group's arguments by their names in the engine (`Engine.constants` holds
+    computed ones). `why`: the reasons for the group, and last, where it is not compiled, why.
     """
 
     name: str
     program: Program
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    unit: Unit | None
+    compiled: CompiledGroup | None
     why: tuple[str, ...] = ()
 
 
@@ -127,12 +132,12 @@ class Engine(RunByName):
     _lock: Lock = field(default_factory=Lock, repr=False)
 
     @property
-    def units(self) -> tuple[Unit, ...]:
+    def compiled_groups(self) -> tuple[CompiledGroup, ...]:
         """The different compiled groups, in order of first use."""
-        found: dict[int, Unit] = {}
+        found: dict[int, CompiledGroup] = {}
         for step in self.steps:
-            if step.unit is not None:
-                found.setdefault(id(step.unit), step.unit)
+            if step.compiled is not None:
+                found.setdefault(id(step.compiled), step.compiled)
         return tuple(found.values())
 
     @cached_property
@@ -164,12 +169,7 @@ class Engine(RunByName):
         wanted = self._targets(out, given) if out is not None else {}
         with self._lock:
             plan = self._plan_of_run
-            fresh = {n: wanted[n] if n in wanted else make(shape, dtype) for n, make, shape, dtype in plan.results}
-            for name, make, *_ in plan.results if wanted else ():
-                if make is fresh_zeros and name in wanted:
-                    wanted[name][...] = 0
-            for name in plan.given:
-                fresh[name][...] = given[name] if name in given else plan.memory[name]
+            fresh = _results_of_run(plan, given, wanted)
             arrays = given | fresh
             named = {name: address(array) for name, array in arrays.items()}
             if self._in_arrays:
@@ -207,7 +207,7 @@ class Engine(RunByName):
             raise self._told(error, self.steps[piece.first + error.position]) from None
 
     def _told(self, error: IndexRangeError, step: Step) -> IndexRangeError:
-        arguments = (*step.unit.kernel.inputs, *step.unit.kernel.outputs) if step.unit is not None else ()
+        arguments = (*step.compiled.kernel.inputs, *step.compiled.kernel.outputs) if step.compiled is not None else ()
         names, statements = (*step.inputs, *step.outputs), [s.name for s in step.program.statements]
         return named_as_in_file(error, self.graph, arguments, names if arguments else (), statements)
 
@@ -219,17 +219,18 @@ class Engine(RunByName):
         parts = [
             Part(
                 step.name, tuple(s.name for s in step.program.statements),
-                step.program if step.unit is None else step.unit.program, step.unit is not None,
-                step.unit.kernel.refused if step.unit is not None and isinstance(step.unit.kernel, Kernel) else "",
+                step.program if step.compiled is None else step.compiled.program, step.compiled is not None,
+                kernel.refused if isinstance(kernel, Kernel) else "",
             )
             for step in self.steps
+            for kernel in (step.compiled.kernel if step.compiled is not None else None,)
         ]  # fmt: skip
 
         return profile(self.graph.name, parts, lambda observe: self.run(inputs, observe=observe), runs)
 
     def _step(self, step: Step, values: Mapping[str, Array]) -> None:
-        if step.unit is not None:
-            step.unit.run([values[n] for n in step.inputs], [values[n] for n in step.outputs])
+        if step.compiled is not None:
+            step.compiled.run([values[n] for n in step.inputs], [values[n] for n in step.outputs])
             return
         results = run_program(step.program, {n: values[n] for n in step.inputs})
         for name in step.outputs:  # a box of another tensor has that one's shape
@@ -250,14 +251,14 @@ class Engine(RunByName):
         places |= {name: name for name in (*borders, *self._in_arrays)}
 
         def native(first: int, last: int) -> _Piece:
-            parts = [(s.unit.kernel, (*s.inputs, *s.outputs)) for s in self.steps[first:last] if s.unit is not None]
+            parts = [(s.compiled.kernel, (*s.inputs, *s.outputs)) for s in self.steps[first:last] if s.compiled]
             calls = [(k, [places[n] for n in names]) for k, names in parts if isinstance(k, Kernel)]
             return _Piece(first, KernelSequence(calls))
 
         single: list[_Piece] = []
         runs: list[tuple[int, int]] = []
         for k, step in enumerate(self.steps):
-            compiled = step.unit is not None and isinstance(step.unit.kernel, Kernel)
+            compiled = step.compiled is not None and isinstance(step.compiled.kernel, Kernel)
             single.append(native(k, k + 1) if compiled else _Piece(k, step))
             follows = compiled and bool(runs) and runs[-1][1] == k and not isinstance(single[k - 1].run, Step)
             runs[-1:] = [(runs[-1][0], k + 1)] if follows else [*runs[-1:], (k, k + 1)]
@@ -332,16 +333,17 @@ class Engine(RunByName):
         return {n: a.view(np.uint8) if n in formats else a for n, a in found.items()} if formats else found
 
     def __repr__(self) -> str:
+        groups = f"{counted(len(self.steps), 'group')} ({len(self.compiled_groups)} different)"
         return (
-            f"<Engine {self.graph.name} on {self.machine.name}: {counted(len(self.steps), 'group')} "
-            f"({len(self.units)} different), arena {self.plan.size} B, {counted(len(self.fallbacks), 'fallback')}>"
+            f"<Engine {self.graph.name} on {self.machine.name}: {groups}, "
+            f"arena {self.plan.size} B, {counted(len(self.fallbacks), 'fallback')}>"
         )
 
     def __str__(self) -> str:
         lines = [repr(self)]
         for step in self.steps:
             kind = ", ".join(s.name for s in step.program.statements)
-            if step.unit is None:
+            if step.compiled is None:
                 kind = f"not compiled: {step.why[-1].removeprefix('not compiled: ')}"
             lines.append(f"  {step.name}: {', '.join(step.inputs)} -> {', '.join(step.outputs)}  [{kind}]")
         return "\n".join(lines)
@@ -354,9 +356,20 @@ class Engine(RunByName):
                 s.name,
                 " ".join(t.name for t in s.program.statements),
                 ", ".join(s.outputs),
-                "" if s.unit else s.why[-1],
+                "" if s.compiled else s.why[-1],
             )
             for s in self.steps
         ]
         heads = ("group", "statements", "writes", "runs by")
         return Document(repr(self).strip("<>"), (), (table("groups", heads, rows),)).html()
+
+
+def _results_of_run(plan: _Run, given: Mapping[str, Array], wanted: Mapping[str, Array]) -> dict[str, Array]:
+    """The arrays of a run's outputs, those `wanted` and new ones, with what they are before the steps."""
+    fresh = {n: wanted[n] if n in wanted else make(shape, dtype) for n, make, shape, dtype in plan.results}
+    for name, make, *_ in plan.results if wanted else ():
+        if make is fresh_zeros and name in wanted:
+            wanted[name][...] = 0
+    for name in plan.given:
+        fresh[name][...] = given[name] if name in given else plan.memory[name]
+    return fresh

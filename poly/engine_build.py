@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 from poly.disk_cache import cache_entry, write_entry
 from poly.dtypes import Array
-from poly.engine import Engine, Step, Unit
+from poly.engine import CompiledGroup, CompileGroup, Engine, PrepareAhead, Step
 from poly.engine_constants import in_order_of_use, streaming
 from poly.errors import CapacityError, UnsupportedError
 from poly.frontend.onnx_reference import external_by_numpy
@@ -26,14 +26,11 @@ from poly.scheduling.grouping import Grouping, group_program
 from poly.scheduling.groups import Group
 from poly.scheduling.uneven import finite_factors
 
-CompileUnit = Callable[[Program, Machine], Unit]
-PrepareAhead = Callable[[Sequence[Program], Machine], AbstractContextManager[None]]
-
 
 def build_engine(
     graph: Graph,
     machine: Machine,
-    compile_unit: CompileUnit,
+    compile_group: CompileGroup,
     *,
     threads: int = 1,
     progress: Callable[[int, int], None] | None = None,
@@ -48,7 +45,7 @@ def build_engine(
     grouping, cuts = _cut_up(source, machine, threads, finite_factors(source, graph.constants))
     program = grouping.program
     parts_machine = streaming(machine, graph.constants)
-    work = Build(program, with_known(graph.constants, grouping.known), parts_machine, compile_unit, _reasons(graph))
+    work = Build(program, with_known(graph.constants, grouping.known), parts_machine, compile_group, _reasons(graph))
     different = {cut.key: cut.canonical for cut in cuts if cut.canonical is not None}
     with prepare_ahead([*different.values()], parts_machine) if prepare_ahead is not None else nullcontext():
         for k, cut in enumerate(cuts):
@@ -130,16 +127,16 @@ class _Kept:
 
 @dataclass
 class Build:
-    """Steps under construction: units by canonical text, and computed constants, each made once. `outside`: why
-    statements are external."""
+    """Steps under construction: compiled groups by canonical text, and computed constants, each made once.
+    `outside`: why statements are external."""
 
     program: Program
     given: Mapping[str, Array]
     machine: Machine
-    compile_unit: CompileUnit
+    compile_group: CompileGroup
     outside: Mapping[str, str] = field(default_factory=dict[str, str])
     steps: list[Step] = field(default_factory=list[Step])
-    units: dict[str, Unit | str] = field(default_factory=dict[str, "Unit | str"])
+    compiled: dict[str, CompiledGroup | str] = field(default_factory=dict[str, "CompiledGroup | str"])
     computed: dict[str, Array] = field(default_factory=dict[str, Array])
     names: dict[tuple[int, tuple[str, ...]], Mapping[str, str]] = field(
         default_factory=dict[tuple[int, tuple[str, ...]], Mapping[str, str]]
@@ -154,12 +151,12 @@ class Build:
             why = "; ".join(told) or "computed outside of the program"
             self.steps.append(Step(name, part, inputs, outputs, None, (*group.why, why)))
             return
-        if key not in self.units:
+        if key not in self.compiled:
             try:
-                self.units[key] = self.compile_unit(canonical, self.machine)
+                self.compiled[key] = self.compile_group(canonical, self.machine)
             except (UnsupportedError, CapacityError) as error:
-                self.units[key] = "not compiled: " + "; ".join(line.strip() for line in str(error).splitlines())
-        found = self.units[key]
+                self.compiled[key] = "not compiled: " + "; ".join(line.strip() for line in str(error).splitlines())
+        found = self.compiled[key]
         if isinstance(found, str):
             self.steps.append(Step(name, part, inputs, outputs, None, (*group.why, found)))
             return
@@ -168,16 +165,16 @@ class Build:
         results = tuple(old[t.name] for t in canonical.outputs)
         self.steps.append(Step(name, part, arguments, results, found, tuple(group.why)))
 
-    def computed_names(self, unit: Unit, old: Mapping[str, str]) -> Mapping[str, str]:
-        """The unit's computed constants by their names in the engine, made of the constants in this place."""
-        if unit.compute is None:
+    def computed_names(self, group: CompiledGroup, old: Mapping[str, str]) -> Mapping[str, str]:
+        """The group's computed constants by their names in the engine, made of the constants in this place."""
+        if group.compute is None:
             return {}
-        constants = {t.name: old[t.name] for t in unit.program.with_role("constant")}
-        key = (id(unit), tuple(constants.values()))
+        constants = {t.name: old[t.name] for t in group.program.with_role("constant")}
+        key = (id(group), tuple(constants.values()))
         if key not in self.names:
-            arrays = unit.compute({n: self.given[o] for n, o in constants.items()})
-            self.names[key] = {n: f"{n} of {' '.join(constants.values())} #{len(self.names)}" for n in unit.computed}
-            self.computed |= {self.names[key][n]: arrays[n] for n in unit.computed}
+            arrays = group.compute({n: self.given[o] for n, o in constants.items()})
+            self.names[key] = {n: f"{n} of {' '.join(constants.values())} #{len(self.names)}" for n in group.computed}
+            self.computed |= {self.names[key][n]: arrays[n] for n in group.computed}
         return self.names[key]
 
     def constants(self) -> dict[str, Array]:
@@ -193,10 +190,10 @@ class Build:
 
 
 def _outside(graph: Graph, steps: Sequence[Step]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The model's nodes with a statement that no unit runs: those that fall back (some in groups whose compilation was
-    refused), and those that numpy runs.
+    """The model's nodes with a statement that no compiled group runs: those that fall back (some in groups whose
+    compilation was refused), and those that numpy runs.
     """
-    slow = {s.name: s for step in steps if step.unit is None for s in step.program.statements}
+    slow = {s.name: s for step in steps if step.compiled is None for s in step.program.statements}
     found: tuple[list[str], list[str]] = ([], [])
     for node in graph.nodes:
         if own := [slow[s.name] for s in node.statements if s.name in slow]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from poly.document import Document, Explanation, Text, bytes_text, count_text, counted, ratio_text, seconds_text, table
-from poly.engine import Engine, Step, Unit
+from poly.engine import CompiledGroup, Engine, Step
 from poly.errors import PolyError
 from poly.frontend.nest import Nest
 from poly.frontend.notation import parse
@@ -189,16 +189,16 @@ class EngineExplanation(Explanation):
 
     @property
     def _different(self) -> str:
-        compiled, units = sum(g.compiled for g in self.groups), len(self.engine.units)
+        compiled, different = sum(g.compiled for g in self.groups), len(self.engine.compiled_groups)
         outside = f", {compiled} compiled" if compiled < len(self.groups) else ""
-        return outside + (f", {units} different ones" if units < compiled else "")
+        return outside + (f", {different} different ones" if different < compiled else "")
 
     @property
     def _measured(self) -> str:
         """What measuring chose, "" where nothing was measured."""
         from poly.codegen.kernel import Kernel
 
-        kernels = [u.kernel for u in self.engine.units]
+        kernels = [u.kernel for u in self.engine.compiled_groups]
         found = [k.measured for k in kernels if isinstance(k, Kernel) and k.measured is not None]
         changed = [m for m in found if m.chosen]
         if not found:
@@ -404,16 +404,16 @@ def explain_engine(engine: Engine) -> EngineExplanation:
     seen: set[int] = set()
     for step in engine.steps:
         tiles, moved, cycles = (), None, None
-        if step.unit is not None:
-            if id(step.unit) not in known:
-                known[id(step.unit)] = unit_facts(step.unit)
-            tiles, moved, cycles = known[id(step.unit)]
-        first = step.unit is not None and id(step.unit) not in seen
-        seen.add(id(step.unit))
+        if step.compiled is not None:
+            if id(step.compiled) not in known:
+                known[id(step.compiled)] = facts_of_group(step.compiled)
+            tiles, moved, cycles = known[id(step.compiled)]
+        first = step.compiled is not None and id(step.compiled) not in seen
+        seen.add(id(step.compiled))
         groups.append(
             GroupFacts(
                 step.name, tuple(s.name for s in step.program.statements), step.why, tiles, moved, _compulsory(step),
-                cycles, step.unit.seconds if first and step.unit else 0.0, step.unit is not None,
+                cycles, step.compiled.seconds if first and step.compiled else 0.0, step.compiled is not None,
             )
         )  # fmt: skip
     return EngineExplanation(
@@ -422,16 +422,16 @@ def explain_engine(engine: Engine) -> EngineExplanation:
     )
 
 
-def unit_facts(unit: Unit) -> tuple[tuple[str, ...], int | None, int | None]:
+def facts_of_group(group: CompiledGroup) -> tuple[tuple[str, ...], int | None, int | None]:
     """Tiles, bytes over DRAM and cycles (None on a CPU) of a compiled group."""
     from poly.accel.compiled import StreamKernel
 
-    shapes = [f"{b.space} {'x'.join(b.extents) or '1'}" for b in buffers_of(unit.schedule)]
+    shapes = [f"{b.space} {'x'.join(b.extents) or '1'}" for b in buffers_of(group.schedule)]
     tiles = tuple(dict.fromkeys(shapes))
-    if isinstance(unit.kernel, StreamKernel):
-        report = unit.kernel.report
+    if isinstance(group.kernel, StreamKernel):
+        report = group.kernel.report
         return tiles, sum(report.dram_read.values()) + sum(report.dram_written.values()), report.cycles
-    return tiles, traffic(unit.schedule).between("dram"), None
+    return tiles, traffic(group.schedule).between("dram"), None
 
 
 def _compulsory(step: Step) -> int | None:

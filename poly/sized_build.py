@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from poly.dtypes import Array
-from poly.engine import Engine
-from poly.engine_build import Build, CompileUnit, Cut, whole_outputs, with_known
+from poly.engine import CompileGroup, Engine
+from poly.engine_build import Build, Cut, whole_outputs, with_known
 from poly.errors import CapacityError, ScheduleError, UnsupportedError
 from poly.graph import Graph, SizedGraph
 from poly.machine import Machine
@@ -38,11 +38,11 @@ Progress = Callable[[int, int], None]
 
 def build_sized_engine(
     graph: SizedGraph, machine: Machine, compile_kernel: CompileKernel, literal: Callable[[Graph], Engine], *,
-    compile_unit: CompileUnit | None = None, threads: int = 1, progress: Progress | None = None,
+    compile_group: CompileGroup | None = None, threads: int = 1, progress: Progress | None = None,
 ) -> SizedEngine:  # fmt: skip
     """An engine for all sizes of a graph: `compile_kernel` is for one group, sizes free; `literal` for one size.
 
-    `compile_unit`: for a group of items, whose constants are arguments.
+    `compile_group`: for a group of items, whose constants are arguments.
     """
     start = time.perf_counter()
     built, whole = _Built((), {}, {}), frozenset[str]()
@@ -50,7 +50,7 @@ def build_sized_engine(
         program = graph.to_program()
         whole = whole_outputs(program)
         try:
-            found = _of_items(graph, program, machine, compile_unit, threads, progress) if compile_unit else None
+            found = _of_items(graph, program, machine, compile_group, threads, progress) if compile_group else None
             built = found or _of_any_sizes(graph, program, compile_kernel, progress)
         except (UnsupportedError, CapacityError):
             if graph.literal is None:
@@ -70,7 +70,7 @@ class _Built:
 
 
 def _of_items(
-    graph: SizedGraph, program: Program, machine: Machine, compile_unit: CompileUnit, threads: int,
+    graph: SizedGraph, program: Program, machine: Machine, compile_group: CompileGroup, threads: int,
     progress: Progress | None,
 ) -> _Built | None:  # fmt: skip
     """The steps of a model whose one free size counts items; None where it does not, or a group has no code."""
@@ -88,7 +88,7 @@ def _of_items(
         cuts = _cuts(one, again, machine, threads, finite_factors(one, graph.constants))
     except ScheduleError:
         return None
-    work = Build(whole, with_known(graph.constants, known), machine, compile_unit)
+    work = Build(whole, with_known(graph.constants, known), machine, compile_group)
     for k, cut in enumerate(cuts):
         work.step(cut)
         if progress is not None:
@@ -103,10 +103,10 @@ def _steps(work: Build) -> tuple[SizedStep, ...] | None:
 
     found: list[SizedStep] = []
     for step in work.steps:
-        if step.unit is None or not isinstance(step.unit.kernel, Kernel):
+        if step.compiled is None or not isinstance(step.compiled.kernel, Kernel):
             return None
         names = tuple(s.name for s in step.program.statements)
-        found.append(SizedStep(step.name, step.unit.kernel, step.inputs, step.outputs, names))
+        found.append(SizedStep(step.name, step.compiled.kernel, step.inputs, step.outputs, names))
     return tuple(found)
 
 

@@ -181,12 +181,14 @@ class SizedEngine(RunByName):
                 try:
                     call([places[name] for name in step.arrays])
                 except IndexRangeError as error:
-                    own = (*step.kernel.inputs, *step.kernel.outputs)
-                    names = (*step.inputs, *step.outputs)
-                    raise named_as_in_file(error, self.graph, own, names, step.statements) from None
+                    raise self._told(error, step) from None
                 if observe is not None:
                     observe(step, time.perf_counter() - start_of_step)
         return {label: values[t.name] for t, label in self._filled}
+
+    def _told(self, error: IndexRangeError, step: SizedStep) -> IndexRangeError:
+        own, names = (*step.kernel.inputs, *step.kernel.outputs), (*step.inputs, *step.outputs)
+        return named_as_in_file(error, self.graph, own, names, step.statements)
 
     def _targets(
         self, out: Mapping[str, Array], sizes: Mapping[str, int], values: Mapping[str, Array]

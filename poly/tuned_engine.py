@@ -9,7 +9,7 @@ group are left.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from statistics import median
@@ -19,7 +19,7 @@ import numpy as np
 
 from poly.document import counted
 from poly.dtypes import Array, is_float
-from poly.engine import Engine, Step, Unit
+from poly.engine import CompiledGroup, CompileGroup, Engine, PrepareAhead, Step
 from poly.errors import RunError
 from poly.machine import Machine
 from poly.pointers import aligned_zeros
@@ -36,10 +36,8 @@ LONG_ENOUGH: Final = 0.02  # seconds of such runs
 SHARES: Final = 0.7, 1.0  # of the time that is left, for a stage
 LEFT: Final = 4  # plans of each group in the second stage
 
-CompileUnit = Callable[[Program, Machine], Unit]
-PrepareAhead = Callable[[Sequence[Program], Machine], AbstractContextManager[None]]
-Build = Callable[[CompileUnit, PrepareAhead], Engine]
-MakeUnit = Callable[[Program, Prepared, "Measured | None"], Unit]
+Build = Callable[[CompileGroup, PrepareAhead], Engine]
+MakeGroup = Callable[[Program, Prepared, "Measured | None"], CompiledGroup]
 Seconds = Callable[[Engine, Mapping[str, Array]], Mapping[str, float]]
 
 
@@ -48,8 +46,8 @@ def seconds_of_groups(engine: Engine, inputs: Mapping[str, Array]) -> dict[str, 
     found: dict[str, float] = {}
 
     def observe(step: Step, seconds: float) -> None:
-        if step.unit is not None:
-            key = str(step.unit.program)
+        if step.compiled is not None:
+            key = str(step.compiled.program)
             found[key] = found.get(key, 0.0) + seconds
 
     engine.run(inputs, observe=observe)
@@ -63,12 +61,12 @@ class EngineTuner:
     """
 
     plans: Plans
-    make: MakeUnit
+    make: MakeGroup
     progress: Callable[[int, int], None] | None = None
     seconds: Seconds = seconds_of_groups
     _kept: dict[str, Kept] = field(default_factory=dict[str, Kept])
     _made: dict[str, list[Made]] = field(default_factory=dict[str, "list[Made]"])
-    _units: dict[tuple[str, int], Unit] = field(default_factory=dict[tuple[str, int], Unit])
+    _compiled: dict[tuple[str, int], CompiledGroup] = field(default_factory=dict[tuple[str, int], CompiledGroup])
 
     def engine(self, build: Build) -> Engine:
         """The engine with the fastest plans. `build` gives one from what compiles a group, and what is entered before
@@ -108,10 +106,10 @@ class EngineTuner:
         self._made = {key: different(listed[key], own) for key, own in made.items() if own[0] is not None}
         yield
 
-    def _compiler(self, which: Mapping[str, int]) -> CompileUnit:
+    def _compiler(self, which: Mapping[str, int]) -> CompileGroup:
         """What compiles groups: by the plan that is kept, else by the one of those made that `which` says."""
 
-        def unit(program: Program, machine: Machine) -> Unit:
+        def compile_group(program: Program, machine: Machine) -> CompiledGroup:
             key, threads = str(program), self.plans.threads
             if (kept := self._kept.get(key)) is not None:
                 found = kept.candidate
@@ -119,11 +117,11 @@ class EngineTuner:
             if key not in self._made:
                 return self.make(program, prepare(program, machine, threads), None)
             at = key, which.get(key, 0)
-            if at not in self._units:
-                self._units[at] = self.make(program, self._made[key][at[1]].made, None)
-            return self._units[at]
+            if at not in self._compiled:
+                self._compiled[at] = self.make(program, self._made[key][at[1]].made, None)
+            return self._compiled[at]
 
-        return unit
+        return compile_group
 
     def _stages(
         self, base: Engine, build: Callable[[Mapping[str, int]], Engine], start: float

@@ -10,7 +10,7 @@ import pytest
 import poly
 from poly.codegen.host import host_machine
 from poly.codegen.kernel import Kernel
-from poly.engine import Engine, Unit
+from poly.engine import CompiledGroup, Engine
 from poly.engine_build import build_engine
 from poly.errors import RunError, UnsupportedError
 from poly.explainer import explain
@@ -22,7 +22,7 @@ from poly.program import Program
 from tests.onnx_helpers import node_model, reference
 
 
-def refuse(_program: Program, _machine: Machine) -> Unit:
+def refuse(_program: Program, _machine: Machine) -> CompiledGroup:
     raise UnsupportedError("has no compiled form", where="statement S", hint="another one")
 
 
@@ -31,7 +31,7 @@ def test_the_reason_of_a_fallback_is_kept() -> None:
     node = Node("plus", "Add", ("X",), ("Y",), program.statements)
     engine = build_engine(Graph("g", program.tensors, (node,)), host_machine(), refuse)
     (step,) = engine.steps
-    assert step.unit is None and step.why[-1] == "not compiled: statement S: has no compiled form; try: another one"
+    assert step.compiled is None and step.why[-1] == "not compiled: statement S: has no compiled form; try: another one"
     for shown in (str(engine), engine._repr_html_(), str(explain(engine))):
         assert "has no compiled form" in shown
     np.testing.assert_array_equal(engine.run({"X": np.zeros(4, np.float32)})["Y"], np.ones(4, np.float32))
@@ -56,8 +56,8 @@ def test_a_profile_says_which_groups_run_plainer() -> None:
     x = {"X": np.zeros(4, np.float32)}
     assert "plainer" not in str(engine.profile(x, runs=1))
     (step,) = engine.steps
-    assert step.unit is not None and isinstance(step.unit.kernel, Kernel)
-    step.unit.kernel.refused = "memory reg is too small"
+    assert step.compiled is not None and isinstance(step.compiled.kernel, Kernel)
+    step.compiled.kernel.refused = "memory reg is too small"
     assert "plainer" in (shown := str(engine.profile(x, runs=1))) and "memory reg is too small" in shown
 
 

@@ -299,8 +299,8 @@ def test_a_transposed_convolution_without_overlaps_keeps_its_sums_in_registers()
     assert len(engine.steps) == 1
     expected = np.einsum("nchw,cmrs->nmhrws", x, w).reshape(1, 16, 18, 24) + b.reshape(16, 1, 1)
     assert np.array_equal(engine.run({"x": x})["y"], expected)
-    (unit,) = engine.units
-    assert any(t.space == "reg" for t in unit.schedule.program.tensors)
+    (group,) = engine.compiled_groups
+    assert any(t.space == "reg" for t in group.schedule.program.tensors)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from poly import compiler
 from poly.codegen.host import host_machine
 from poly.codegen.kernel import Code, Kernel
 from poly.compiler import constant_kernel
-from poly.engine import Engine, Unit
+from poly.engine import CompiledGroup, Engine
 from poly.engine_build import build_engine
 from poly.frontend.einsum import einsum_program
 from poly.graph import Graph, Node
@@ -267,7 +267,7 @@ def test_groups_of_a_model_are_measured_in_it(own_cache: Path, monkeypatch: pyte
     tuned_engine = poly.compile(graph, tune=Tuning(4, 300.0))
     found = np.asarray(tuned_engine.run({"x": x})["y"], "f4")
     np.testing.assert_allclose(found, x @ v @ w, rtol=1e-3, atol=1e-3)
-    kernels = [cast("Kernel", u.kernel) for u in tuned_engine.units]
+    kernels = [cast("Kernel", u.kernel) for u in tuned_engine.compiled_groups]
     assert len(kernels) == 2 and all(k.measured is not None and k.measured.plans > 1 for k in kernels)
     assert "plans of 2 different groups" in str(poly.explain(tuned_engine))
     assert "measured" not in str(poly.explain(plain))
@@ -278,7 +278,7 @@ def test_groups_of_a_model_are_measured_in_it(own_cache: Path, monkeypatch: pyte
 
     monkeypatch.setattr("poly.tuned_engine.seconds_of_groups", refuse)
     again = poly.compile(graph, tune=4)
-    assert [cast("Kernel", u.kernel).measured for u in again.units] == [k.measured for k in kernels]
+    assert [cast("Kernel", u.kernel).measured for u in again.compiled_groups] == [k.measured for k in kernels]
 
 
 def test_the_fastest_plan_of_each_group_is_taken() -> None:
@@ -289,8 +289,8 @@ def test_the_fastest_plan_of_each_group_is_taken() -> None:
     def seconds(engine: Engine, inputs: Mapping[str, np.ndarray]) -> dict[str, float]:
         engine.run(dict(inputs))
         found: dict[str, float] = {}
-        for unit in engine.units:
-            key, loops = str(unit.program), str(cast("Kernel", unit.kernel).loops)
+        for group in engine.compiled_groups:
+            key, loops = str(group.program), str(cast("Kernel", group.kernel).loops)
             seen.setdefault(key, []).append(loops)
             wanted = [*dict.fromkeys(seen[key])]
             if len(wanted) == 3:
@@ -299,11 +299,11 @@ def test_the_fastest_plan_of_each_group_is_taken() -> None:
         return found
 
     seen: dict[str, list[str]] = {}
-    tuner = EngineTuner(Plans(Tuning(5, 1e6), machine, 1), unit_of, seconds=seconds)
+    tuner = EngineTuner(Plans(Tuning(5, 1e6), machine, 1), compiled_group, seconds=seconds)
     engine = tuner.engine(lambda compile, ahead: build_engine(graph, machine, compile, prepare_ahead=ahead))
     assert len(best) == 2
-    assert {str(u.program): str(cast("Kernel", u.kernel).loops) for u in engine.units} == best
+    assert {str(u.program): str(cast("Kernel", u.kernel).loops) for u in engine.compiled_groups} == best
 
 
-def unit_of(program: Program, made: Prepared, measured: Measured | None) -> Unit:
-    return compiler._unit(program, made, MACHINE, 1, 0.0, measured)  # pyright: ignore[reportPrivateUsage]
+def compiled_group(program: Program, made: Prepared, measured: Measured | None) -> CompiledGroup:
+    return compiler._compiled_group(program, made, MACHINE, 1, 0.0, measured)  # pyright: ignore[reportPrivateUsage]
