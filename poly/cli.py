@@ -94,6 +94,8 @@ def _parser() -> argparse.ArgumentParser:
                      help="an input's array; without a name in the order of the inputs; else random")  # fmt: skip
     run.add_argument("--seed", type=_natural, default=0, help="of the random inputs (default 0)")
     run.add_argument("--check", action="store_true", help="compare with numpy or onnx.reference; 1 on a mismatch")
+    run.add_argument("--tune", type=_positive, default=0, metavar="N",
+                     help="measure N plans of each contraction, and keep the fastest on disk")  # fmt: skip
     run.add_argument("--save", metavar="OUT.npz", help="write the outputs")
     run.set_defaults(run=_run)
     show = commands.add_parser("show", help="print a level of what is made", epilog=_EXAMPLES,
@@ -166,7 +168,7 @@ def _run(options: argparse.Namespace) -> int:
     require_inputs(arrays)
     work = load(options.what, _named(options.shape), options.dtype, arrays, _named(options.bind),
                 _named(options.constant))  # fmt: skip
-    good = run(work, options.target, options.threads, arrays, options.seed, options.check, options.save)
+    good = run(work, options.target, options.threads, arrays, options.seed, options.check, options.save, options.tune)
     return 0 if good else 1
 
 

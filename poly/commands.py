@@ -19,6 +19,7 @@ from poly.document import bytes_text, count_text, seconds_text
 from poly.dtypes import Array, dtype_name, is_float
 from poly.engine import Engine
 from poly.errors import FallbackWarning, RunError
+from poly.explainer import measured_text
 from poly.expr import Apply, Cast, dtype_of, walk
 from poly.graph import Graph
 from poly.interp import run_program
@@ -42,7 +43,7 @@ DEFAULT_PROFILE: Final = "s16"  # where a command needs an accelerator and names
 
 
 def run(
-    work: Work, target: str, threads: int, given: Sequence[Named], seed: int, check: bool, save: str | None
+    work: Work, target: str, threads: int, given: Sequence[Named], seed: int, check: bool, save: str | None, tune: int
 ) -> bool:
     """Compile, run, print; False where `check` finds a difference."""
     if save and not Path(save).absolute().parent.is_dir():
@@ -50,11 +51,11 @@ def run(
     machine = machine_of(target)
     inputs = read_inputs(work, given, seed)
     if work.graph is not None:
-        facts, outputs = _run_graph(work.graph, machine, threads, inputs)
+        facts, outputs = _run_graph(work.graph, machine, threads, inputs, tune)
     elif work.refused is not None:
-        facts, outputs = _run_model(work, machine, threads, inputs)
+        facts, outputs = _run_model(work, machine, threads, inputs, tune)
     else:
-        facts, outputs = _run_program(work, machine, threads, inputs)
+        facts, outputs = _run_program(work, machine, threads, inputs, tune)
     source = "files" if given else f"random, seed {seed}"
     print_facts(f"{work.name} on {machine.name}", [*facts, ("inputs", f"{len(inputs)}, {source}")])
     print()
@@ -80,16 +81,17 @@ def _figures(array: Array) -> tuple[str, ...]:
 
 
 def _run_graph(
-    graph: Graph, machine: Machine, threads: int, inputs: Mapping[str, Array]
+    graph: Graph, machine: Machine, threads: int, inputs: Mapping[str, Array], tune: int
 ) -> tuple[list[tuple[str, str]], dict[str, Array]]:
     with steps(f"compiling {graph.name}") as progress:
-        engine = compile(graph, machine, threads=threads, progress=progress)
+        engine = compile(graph, machine, threads=threads, progress=progress, tune=tune)
     outputs, seconds = _timed_graph(engine, inputs, machine)
     plan = engine.plan
     facts = [
         ("groups", f"{len(engine.steps)}, {len(engine.compiled_groups)} different"),
         ("compiled in", seconds_text(engine.seconds)),
         ("arena", f"{bytes_text(plan.size)}, lower bound {bytes_text(plan.bound)}"),
+        *((("measured", text),) if (text := measured_text(engine.compiled_groups)) else ()),
         ("fallbacks", ", ".join(engine.fallbacks) or "none"),
         *((("by numpy", ", ".join(engine.by_numpy)),) if engine.by_numpy else ()),
         *_speed(machine, seconds, engine_cycles(engine)),
@@ -98,14 +100,14 @@ def _run_graph(
 
 
 def _run_model(
-    work: Work, machine: Machine, threads: int, inputs: Mapping[str, Array]
+    work: Work, machine: Machine, threads: int, inputs: Mapping[str, Array], tune: int
 ) -> tuple[list[tuple[str, str]], dict[str, Array]]:
     """A model whose shapes or branches only the run can tell."""
     assert work.model is not None
     values = {**inputs, **work.constants}
     with busy(f"compiling and running {work.name}"), catch_warnings():
         simplefilter("ignore", FallbackWarning)  # the facts name them
-        engine = compile(work.model, machine, threads=threads)
+        engine = compile(work.model, machine, threads=threads, tune=tune)
         start = perf_counter()
         found = engine.run(values)
         first = perf_counter() - start
@@ -179,7 +181,7 @@ def _speed(machine: Machine, seconds: float, cycles: int | None) -> list[tuple[s
 
 
 def _run_program(
-    work: Work, machine: Machine, threads: int, inputs: Mapping[str, Array]
+    work: Work, machine: Machine, threads: int, inputs: Mapping[str, Array], tune: int
 ) -> tuple[list[tuple[str, str]], dict[str, Array]]:
     program = work.program
     assert program is not None
@@ -188,7 +190,9 @@ def _run_program(
     literal = machine.kind == "accelerator" and program.parameters
     bound = program.bind(**known_sizes(work, inputs)) if literal else program
     with busy("compiling"):
-        kernel = compile(bound, machine, constants=constants, threads=threads, schedule=work.schedule)
+        kernel = compile(
+            bound, machine, constants=constants, threads=threads, schedule=work.schedule, tune=tune
+        )  # fmt: skip
     compiled = perf_counter() - start
     arrays = [inputs[t.name] for t in program.inputs]
     start = perf_counter()
@@ -198,9 +202,11 @@ def _run_program(
     report = getattr(kernel, "report", None)
     if report is None:
         seconds = _median(lambda: kernel(*arrays), seconds)
+    measured = getattr(kernel, "measured", None)
     facts = [
         ("statements", ", ".join(s.name for s in program.statements)),
         ("compiled in", seconds_text(compiled)),
+        *((("measured", str(measured)),) if measured is not None else ()),
         *_speed(machine, seconds, None if report is None else report.cycles),
     ]
     return facts, dict(zip([t.name for t in program.outputs], results, strict=True))

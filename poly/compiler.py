@@ -33,7 +33,7 @@ from poly.scheduling.initialised import check_initialised
 from poly.scheduling.joined_axes import join_axes
 from poly.scheduling.schedule import Schedule
 from poly.settings import MOST_THREADS, check_settings, compiling_processes, thread_number, usable_cores, warn_of_cores
-from poly.tuning import Measured, Tuning, tuning_of
+from poly.tuning import ALONE, Measured, Tuning, tuning_of
 
 if TYPE_CHECKING:
     import onnx
@@ -341,7 +341,8 @@ def compile_program(
         loops, made = schedule.source, prepare(schedule.source, machine, threads, schedule, early=early)
     else:
         loops, made = prepare_program(program, constants, machine, threads, early=early)
-    return _kernel(program, made, machine, _joined(constants, program, loops), threads)
+    alone = ALONE if tuning is not None else None
+    return _kernel(program, made, machine, _joined(constants, program, loops), threads, alone)
 
 
 def _tuned(

@@ -152,9 +152,9 @@ def count_text(count: int | None) -> str:
 
 def seconds_text(seconds: float) -> str:
     """`4.2 us`, `850 us`, `12.3 ms`, `1.20 s`."""
-    if seconds < 1e-3:
+    if seconds < 0.9995e-3:
         return f"{seconds * 1e6:.{1 if seconds < 9.95e-6 else 0}f} us"
-    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.1f} ms" if seconds < 0.99995 else f"{seconds:.2f} s"
 
 
 def ratio_text(ratio: float | None) -> str:

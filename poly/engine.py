@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poly.arguments import BY_NAME, RunByName, knows_arguments
-from poly.document import counted
+from poly.document import bytes_text, counted
 from poly.dtypes import Array, numpy_dtype
 from poly.engine_arrays import ExpectedInput, inputs_of, targets_of
 from poly.engine_direct import DirectRun
@@ -334,10 +334,8 @@ class Engine(RunByName):
 
     def __repr__(self) -> str:
         groups = f"{counted(len(self.steps), 'group')} ({len(self.compiled_groups)} different)"
-        return (
-            f"<Engine {self.graph.name} on {self.machine.name}: {groups}, "
-            f"arena {self.plan.size} B, {counted(len(self.fallbacks), 'fallback')}>"
-        )
+        arena, outside = bytes_text(self.plan.size), counted(len(self.fallbacks), "fallback")
+        return f"<Engine {self.graph.name} on {self.machine.name}: {groups}, arena {arena}, {outside}>"
 
     def __str__(self) -> str:
         lines = [repr(self)]

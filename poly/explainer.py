@@ -5,7 +5,7 @@ Programs and schedules are in `poly.scheduling.explanation`; here is what is com
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,7 @@ from poly.scheduling.prediction import Prediction, predict
 from poly.scheduling.schedule import Schedule
 from poly.scheduling.traffic import compulsory_bytes, tensor_bytes, traffic
 from poly.sized_engine import SizedEngine
-from poly.tuning import Measured
+from poly.tuning import Measured, measured_groups
 
 if TYPE_CHECKING:
     from poly.accel.compiled import StreamKernel
@@ -194,22 +194,6 @@ class EngineExplanation(Explanation):
         return outside + (f", {different} different ones" if different < compiled else "")
 
     @property
-    def _measured(self) -> str:
-        """What measuring chose, "" where nothing was measured."""
-        from poly.codegen.kernel import Kernel
-
-        kernels = [u.kernel for u in self.engine.compiled_groups]
-        found = [k.measured for k in kernels if isinstance(k, Kernel) and k.measured is not None]
-        changed = [m for m in found if m.chosen]
-        if not found:
-            return ""
-        plans = f"{sum(m.plans for m in found)} plans of {counted(len(found), 'different group')}"
-        if not changed:
-            return f"{plans}: the model's choices"
-        share = sum(m.seconds for m in changed) / sum(m.unmeasured for m in changed)
-        return f"{plans}: in {len(changed)} another one than the model's choice, which take {share:.2f} of its time"
-
-    @property
     def _moved(self) -> str:
         """Of the groups that are counted."""
         known = [g for g in self.groups if g.moved is not None and g.compulsory is not None]
@@ -227,7 +211,7 @@ class EngineExplanation(Explanation):
             ("machine", e.machine.name),
             ("groups", f"{len(self.groups)}{self._different}, compiled in {seconds_text(self.seconds)}"),
             ("arena", f"{bytes_text(self.arena)} between groups, lower bound {bytes_text(self.bound)}"),
-            *((("measured", self._measured),) if self._measured else ()),
+            *((("measured", text),) if (text := measured_text(e.compiled_groups)) else ()),
             ("bytes moved", self._moved),
             ("fallbacks", ", ".join(self.fallbacks) or ("none" if self.by_numpy else "none: every node is compiled")),
             *((("by numpy", ", ".join(self.by_numpy)),) if self.by_numpy else ()),
@@ -432,6 +416,14 @@ def facts_of_group(group: CompiledGroup) -> tuple[tuple[str, ...], int | None, i
         report = group.kernel.report
         return tiles, sum(report.dram_read.values()) + sum(report.dram_written.values()), report.cycles
     return tiles, traffic(group.schedule).between("dram"), None
+
+
+def measured_text(groups: Sequence[CompiledGroup]) -> str:
+    """What measuring chose for the groups of an engine, "" where nothing was measured."""
+    from poly.codegen.kernel import Kernel
+
+    kernels = [g.kernel for g in groups]
+    return measured_groups([k.measured for k in kernels if isinstance(k, Kernel) and k.measured is not None])
 
 
 def _compulsory(step: Step) -> int | None:

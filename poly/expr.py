@@ -434,6 +434,9 @@ def _conversion(arguments: Sequence[Expr], dtypes: Collection[str]) -> str:
     if not floats and index is not None and all(map(is_integer, dtypes)):
         return f"a cast: {next(d for d in dtypes if d != 'i64')}({index}), as indices and sizes are i64"
     wide = max(dtypes, key=lambda d: (is_float(d), size_bytes(d)))
+    if all(map(is_integer, dtypes)) and not all(np.can_cast(numpy_dtype(d), numpy_dtype(wide)) for d in dtypes):
+        wide = "i32" if size_bytes(wide) < 4 else "i64"  # with and without a sign: neither has the other's values
+        return f"convert both with casts, e.g. {wide}(x)"
     return f"convert one with a cast, e.g. {wide if all(map(is_integer, dtypes)) else 'f32'}(x)"
 
 

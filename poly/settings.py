@@ -93,7 +93,7 @@ def warn_of_cores(threads: int, cores: int) -> None:
 
 def spin_seconds() -> float | None:
     """`POLYLOOM_SPIN` in seconds; None unless set."""
-    return _read("SPIN", _spin, f"microseconds from 0 to {MOST_SPIN * 1e6:g}, as 50", None)
+    return _read("SPIN", _spin, f"microseconds from 0 to {MOST_SPIN * 1e6:,.0f}, as 50", None)
 
 
 def worker_cores() -> tuple[int, ...] | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from operator import index
 from typing import Final
 
 from poly.arguments import shown
+from poly.document import counted
 from poly.errors import ArgumentError, ArgumentTypeError
 
 MOST: Final = 1000  # plans of one program
@@ -62,3 +64,18 @@ class Measured:
         best = f"{self.seconds * 1e6:,.1f} us" + (f", {self.chosen}" if self.chosen else ", the model's choice")
         beside = f"; the model's choice {self.unmeasured * 1e6:,.1f} us" if self.chosen else ""
         return f"{self.plans} of {self.listed} plans in {self.took:.1f} s: the fastest {best}{beside}"
+
+
+ALONE: Final = Measured(1, 1, 0.0, 0.0, 0.0, "")  # of a program that has one plan, or whose time ended with the first
+
+
+def measured_groups(found: Sequence[Measured]) -> str:
+    """What measuring said of the groups of a model, "" where nothing was measured."""
+    if not found:
+        return ""
+    changed = [m for m in found if m.chosen]
+    plans = f"{sum(m.plans for m in found)} plans of {counted(len(found), 'different group')}"
+    if not changed:
+        return f"{plans}: the model's choices"
+    share = sum(m.seconds for m in changed) / sum(m.unmeasured for m in changed)
+    return f"{plans}: for {len(changed)} another than the model's choice, in {share:.2f} of its time"

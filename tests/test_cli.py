@@ -35,6 +35,15 @@ def test_run_einsum_checks_against_numpy(capsys: pytest.CaptureFixture[str]) -> 
     assert "float32[24, 32]" in shown and "agrees with numpy.einsum" in shown
 
 
+def test_run_measures_plans(capsys: pytest.CaptureFixture[str]) -> None:
+    shapes = ("--shape", "24,16", "--shape", "16,32")
+    assert poly("run", "ij,jk->ik", *shapes, "--check", "--tune", "2") == 0
+    shown = capsys.readouterr().out
+    assert "measured" in shown and "of 2 plans" in shown and "agrees with numpy.einsum" in shown
+    assert poly("run", "ij,jk->ik", *shapes, "--target", "s16", "--tune", "2") == 1
+    assert "tune=2 for s16" in capsys.readouterr().err
+
+
 def test_run_saves_what_numpy_computes(tmp_path: Path) -> None:
     a, b = np.arange(12.0, dtype="f4").reshape(3, 4), np.ones((4, 5), "f4")
     np.save(tmp_path / "a.npy", a)

@@ -389,8 +389,9 @@ def test_checks_are_counted_in_words() -> None:
 
 @pytest.mark.parametrize(("seconds", "text"), [
     (4e-7, "0.4 us"), (9.94e-6, "9.9 us"), (9.96e-6, "10 us"), (8.5e-4, "850 us"), (0.0123, "12.3 ms"), (1.2, "1.20 s"),
+    (9.994e-4, "999 us"), (9.996e-4, "1.0 ms"), (0.99996, "1.00 s"),
 ])  # fmt: skip
-def test_times_under_ten_microseconds_have_a_digit_after_the_point(seconds: float, text: str) -> None:
+def test_times_have_two_digits_at_least_and_the_unit_of_what_is_shown(seconds: float, text: str) -> None:
     assert seconds_text(seconds) == text
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import poly
-from poly.errors import ScheduleError
+from poly.errors import IllegalEdit, ScheduleError
 from poly.interp_loops import run_loops
 from poly.program import Program
 from poly.scheduling.schedule import Schedule
@@ -69,3 +69,10 @@ def test_only_copies_are_inlined() -> None:
         packed().inline("C_update")
     with pytest.raises(ScheduleError, match="no copy"):
         packed().inline("ld_Tp").inline("ld_Tp")
+
+
+def test_what_changes_before_a_copy_is_not_made_again_there() -> None:
+    text = "inout A: f32[32,16]; T[i,j] = A[31-i,j]*2; A[i,j] = T[i,j] + 1"
+    schedule = Schedule(poly.parse(text)).tile({"A_set.i": 8}).promote("T", "A_set.i.o", "l1")
+    with pytest.raises(IllegalEdit, match="ld_T_l1 reads A and gets a value it should not of A_set"):
+        schedule.inline("ld_T_l1")

@@ -672,6 +672,9 @@ def test_indices_of_one_residue() -> None:
     ("y[i,j] = x[i] where 0 <= i < 3, 0 <= j <= i", r"no commas\n.*\n {40}\^\n  try: and"),
     ("k = argmin(x[i])", r"m min= x\[i\]; k min= select\(x\[i\] == m, i, 1000000\)"),
     ("y[i] = x[i]*i", r"dtypes f32 and i64\n  try: a cast: f32\(i\)"), ("s += x[i]/N", r"cast: f32\(N\)"),
+    ("y[i] = i8(x[i]) * u8(x[i])", r"dtypes i8 and u8\n  try: convert both with casts, e.g. i32\(x\)"),
+    ("y[i] = i32(x[i]) * u32(x[i])", r"convert both with casts, e.g. i64\(x\)"),
+    ("y[i] = i8(x[i]) * i32(x[i])", r"convert one with a cast, e.g. i32\(x\)"),
     ("y[i] = f64(x[i]) + x[i]", r"dtypes f32 and f64\n  try: convert one"),
 ])  # fmt: skip
 def test_messages_say_what_to_write(text: str, message: str) -> None:

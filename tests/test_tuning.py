@@ -30,7 +30,7 @@ from poly.scheduling.cpu_program import for_cpu, ways_for_cpu
 from poly.trials import STAGES, Trial
 from poly.tuned_engine import EngineTuner
 from poly.tuner import GAIN, Plans, fastest, tuned
-from poly.tuning import Measured, Tuning, tuning_of
+from poly.tuning import ALONE, Measured, Tuning, measured_groups, tuning_of
 
 pytestmark = pytest.mark.usefixtures("own_cache", "one_process")
 
@@ -225,7 +225,16 @@ def test_einsum_by_measuring() -> None:
 
 def test_where_there_is_nothing_to_choose() -> None:
     kernel = poly.compile(poly.parse("y[i] = exp(x[i])", x=(100,)), tune=True)
-    assert isinstance(kernel, Kernel) and kernel.measured is None
+    assert isinstance(kernel, Kernel) and kernel.measured == ALONE
+    assert "measured    nothing to choose from" in str(poly.explain(kernel))
+
+
+def test_what_is_said_of_groups() -> None:
+    same, other = Measured(3, 3, 1.0, 2e-6, 2e-6, ""), Measured(4, 5, 1.0, 6e-6, 8e-6, "another")
+    assert measured_groups([]) == ""
+    assert measured_groups([same]) == "3 plans of 1 different group: the model's choices"
+    text = "7 plans of 2 different groups: for 1 another than the model's choice, in 0.75 of its time"
+    assert measured_groups([same, other]) == text
 
 
 @pytest.mark.parametrize(("tune", "found"), [
