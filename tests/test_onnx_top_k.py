@@ -91,7 +91,7 @@ def test_each_step_looks_at_the_blocks_and_at_one_again_in_lanes() -> None:
     """No loop around the steps is parallel: what they sum up inside is."""
     model, _ = node_model("TopK", [values("f4", 1, 300), i64(40)], constant=[1], outputs=2)
     engine = poly.compile(poly.from_onnx(model))
-    (steps,) = [s.unit for s in engine.steps if any(t.name.endswith("_following") for t in s.program.statements)]
+    (steps,) = [s.compiled for s in engine.steps if any(t.name.endswith("_following") for t in s.program.statements)]
     assert steps is not None and isinstance(steps.kernel, Kernel)
     for name in ("s1", "s4"):
         assert re.search(rf"vector:\n +{name}\w*\[", str(steps.kernel.loops))

@@ -127,7 +127,7 @@ def test_an_engine_has_them_too() -> None:
     model, arrays = node_model("Conv", [x, w], constant=[1])
     engine = poly.compile(poly.from_onnx(model), threads=2)
     assert isinstance(engine, Engine)
-    (step,) = [s for s in engine.steps if s.unit is not None and s.unit.kernel.loops.per_thread]
+    (step,) = [s for s in engine.steps if s.compiled is not None and s.compiled.kernel.loops.per_thread]
     assert any(a.nbytes == 2 * -(-w.nbytes // 4096) * 4096 for a in engine.constants.values()) and step.inputs
     wanted = reference(model, arrays)["y0"]
     for _ in range(20):
