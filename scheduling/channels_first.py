@@ -86,7 +86,8 @@ def _of(
 ) -> _Sums | None:
     written, own = names_of(s.write), names_of(data)
     slides = any(i.names & written and i.names - written for i in data.affine_index)
-    if not slides or weights.guard or program.tensor[data.tensor].role == "constant":
+    zero = data.fill is None or data.fill.value == 0  # a sum over channels of what is filled in is no fill
+    if not slides or not zero or weights.guard or program.tensor[data.tensor].role == "constant":
         return None
     alone_in = [{bare(i) for i in access.affine_index} - {None} for access in (data, weights)]
     channels = tuple(n for n in s.iterators if n in alone_in[0] & alone_in[1] and n not in written)

@@ -18,13 +18,15 @@ from tests.machines import MESH
 from tests.onnx_helpers import assert_close, chain_model, reference
 
 
-def window(c: int, m: int, size: int, guard: bool = True, v: str = "m, c, a, b", step: int = 1) -> Program:
+def window(
+    c: int, m: int, size: int, guard: bool = True, v: str = "m, c, a, b", step: int = 1, fill: int = 0
+) -> Program:
     """A 3x3 window with padding; without `guard` one of a larger image."""
     places = f"0 <= m < {m} and 0 <= h < {size} and 0 <= w < {size}"
     read, edge = f"x[c, {step}*h + a, {step}*w + b]", step * (size - 1) + 3
     if guard:
         inside = f"h + a >= 1 and h + a <= {size} and w + b >= 1 and w + b <= {size}"
-        read, edge = f"(x[c, h + a - 1, w + b - 1] if {inside} else 0)", size
+        read, edge = f"(x[c, h + a - 1, w + b - 1] if {inside} else {fill})", size
     shape = {"m": m, "c": c, "a": 3, "b": 3}
     return parse_program(f"""program window
 input x: f32[{c}, {edge}, {edge}]
@@ -51,6 +53,11 @@ def test_the_same_values(weights: str, guard: bool) -> None:
     product, rest = (found.program.statement[n] for n in (found.made, found.sums))
     assert product.iterators[-1] == "c" and not product.reads[0].guard
     assert "c" not in rest.iterators and bool(rest.reads[0].guard) == guard
+
+
+def test_padding_by_another_number_stays() -> None:
+    """What is added up behind would have it once, not once for each channel and times the weights."""
+    assert [*channels_first(window(4, 2, 24), {"v"})] and not [*channels_first(window(4, 2, 24, fill=1), {"v"})]
 
 
 def test_places_that_depend_on_two_loops_of_the_results() -> None:
