@@ -24,7 +24,7 @@ from benchmarks.candidates import THREADS, nests_of
 from benchmarks.cases import Case, load_cases
 from benchmarks.trials import Found, Shown, Trials
 from poly.codegen.host import host_machine
-from poly.tuner import Plans, different
+from poly.tuner import TuningContext, different
 from poly.tuning import Tuning
 
 GOOD = 1.1
@@ -67,11 +67,11 @@ def _chosen(options: argparse.Namespace) -> list[Case]:
 
 def _run(options: argparse.Namespace) -> list[Found]:
     found = {f.nest: f for f in measured(options.json)} if options.json is not None else {}
-    plans = Plans(Tuning(), replace(host_machine(), cores=1), THREADS)
+    context = TuningContext(Tuning(), replace(host_machine(), cores=1), THREADS)
     for case in _chosen(options) if options.only != "show" else ():
-        for nest in nests_of(case, plans.machine):
+        for nest in nests_of(case, context.machine):
             listed = nest.candidates(options.candidates, options.far)
-            every = plans.made(listed, 0.0 if options.only == "measure" else options.make, lambda _done, _all: None)
+            every = context.made(listed, 0.0 if options.only == "measure" else options.make, lambda _done, _all: None)
             made = different(listed, every)
             if options.only == "make":
                 print(f"{nest.name:24} {len(made)} of {len(listed)} candidates", flush=True)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, SupportsIndex, TypeGuard, overload
 import numpy as np
 
 from poly.arguments import checks_kinds, shown
-from poly.console import interactive, steps
+from poly.console import Progress, interactive, steps
 from poly.dtypes import Array, numpy_dtype
 from poly.engine import CompiledGroup, CompileGroup, Engine, PrepareAhead
 from poly.errors import ArgumentError, MachineError, PolyError, ScheduleError, within_depth
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from poly.frontend.nest import Nest
     from poly.model_engine import ModelEngine
     from poly.sized_engine import SizedEngine
-
-Progress = Callable[[int, int], None]
 
 
 def machine_of(target: str | Machine) -> Machine:
@@ -295,7 +293,7 @@ def _tuned_engine(
     """A model with the fastest of several plans for each of its groups."""
     from poly.engine_build import build_engine
     from poly.tuned_engine import EngineTuner
-    from poly.tuner import Plans
+    from poly.tuner import TuningContext
 
     def made_group(program: Program, made: Prepared, measured: Measured | None) -> CompiledGroup:
         return _compiled_group(program, made, machine, threads, perf_counter(), measured)
@@ -303,7 +301,7 @@ def _tuned_engine(
     def build(compile_group: CompileGroup, prepare_ahead: PrepareAhead) -> Engine:
         return build_engine(graph, machine, compile_group, threads=threads, prepare_ahead=prepare_ahead)
 
-    return EngineTuner(Plans(tuning, machine, threads), made_group, progress).engine(build)
+    return EngineTuner(TuningContext(tuning, machine, threads), made_group, progress).engine(build)
 
 
 def compile_program(
@@ -351,14 +349,14 @@ def _tuned(
     """The program under the fastest of several plans; None where there is nothing to choose from."""
     from poly.scheduling.cpu_program import known_ways_for_cpu
     from poly.scheduling.uneven import finite_factors
-    from poly.tuner import Plans, tuned
+    from poly.tuner import TuningContext, tuned
 
     def kernel(loops: Program, made: Prepared, measured: Measured | None = None) -> Kernel:
         return _kernel(program, made, machine, _joined(constants, program, loops), threads, measured)
 
     found = tuned(
         program, lambda: known_ways_for_cpu(program, constants, machine, threads), finite_factors(program, constants),
-        kernel, Plans(tuning, machine, threads),
+        kernel, TuningContext(tuning, machine, threads),
     )  # fmt: skip
     return None if found is None else kernel(found.program, found.made, found.measured)
 

@@ -15,7 +15,10 @@ from poly.settings import progress
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
+
+Progress = Callable[[int, int], None]  # told how much is done, of how much
 
 PATIENCE: Final = 1.0
 
@@ -50,14 +53,14 @@ class Steps:
     def __init__(self, what: str) -> None:
         self.what = what
         self._start = monotonic()
-        self._progress: Progress | None = None
+        self._progress: Bar | None = None
         self._task: TaskID | None = None
 
     def __call__(self, done: int, total: int) -> None:
         if self._progress is None and _watched() and monotonic() - self._start > PATIENCE and done < total:
-            from rich.progress import Progress
+            from rich.progress import Progress as Bar
 
-            self._progress = Progress(console=console(stderr=True), transient=True)
+            self._progress = Bar(console=console(stderr=True), transient=True)
             self._progress.start()
             self._task = self._progress.add_task(self.what, total=total)
         if self._progress is not None and self._task is not None:

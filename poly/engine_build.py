@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
+from poly.console import Progress
 from poly.disk_cache import cache_entry, write_entry
 from poly.dtypes import Array
 from poly.engine import CompiledGroup, CompileGroup, Engine, PrepareAhead, Step
@@ -33,7 +34,7 @@ def build_engine(
     compile_group: CompileGroup,
     *,
     threads: int = 1,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     prepare_ahead: PrepareAhead | None = None,
 ) -> Engine:
     """Compile every group of a graph. `progress(done, all)` is called after each.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from poly.console import Progress
 from poly.dtypes import Array
 from poly.engine import CompileGroup, Engine
 from poly.engine_build import Build, Cut, whole_outputs, with_known
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from poly.codegen.kernel import Kernel
 
 CompileKernel = Callable[[Program], "Kernel"]
-Progress = Callable[[int, int], None]
 
 
 def build_sized_engine(

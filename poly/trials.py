@@ -64,14 +64,16 @@ class Trial:
         """
         first = call(0)
         shown: dict[int, Times] = {}
-        for number, stage in enumerate(STAGES if first is not None else ()):
+        if first is None:
+            return shown
+        for number, stage in enumerate(STAGES):
             left = sorted(shown, key=lambda k: shown[k].ratio)[: stage.kept] if shown else range(count)
             end = self.clock() + stage.share * self.seconds
             others = [k for k in left if k]
             size = BATCH if not shown else max(1, len(others))
             for at in range(0, len(others), size):
                 calls = {k: found for k in others[at : at + size] if (found := call(k)) is not None}
-                times = self._rounds({0: first, **calls} if first is not None else {}, stage.rounds, end)
+                times = self._rounds({0: first, **calls}, stage.rounds, end)
                 for k, own in times.items():
                     ratio = median(a / b for a, b in zip(own, times[0], strict=True))
                     shown[k] = Times(number, len(own), median(own), min(own), ratio)

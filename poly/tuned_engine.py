@@ -17,6 +17,7 @@ from typing import Final
 
 import numpy as np
 
+from poly.console import Progress
 from poly.document import counted
 from poly.dtypes import Array, is_float
 from poly.engine import CompiledGroup, CompileGroup, Engine, PrepareAhead, Step
@@ -26,7 +27,7 @@ from poly.pointers import aligned_zeros
 from poly.prepared import Prepared, prepare
 from poly.program import Program
 from poly.trials import Times
-from poly.tuner import MAKING, Kept, Made, Plans, bar, described, different, fastest
+from poly.tuner import MAKING, Kept, Made, TuningContext, bar, described, different, fastest
 from poly.tuning import Measured
 
 IN_A_MODEL: Final = "in a model"
@@ -60,9 +61,9 @@ class EngineTuner:
     `seconds`: how a run is measured.
     """
 
-    plans: Plans
+    context: TuningContext
     make: MakeGroup
-    progress: Callable[[int, int], None] | None = None
+    progress: Progress | None = None
     seconds: Seconds = seconds_of_groups
     _kept: dict[str, Kept] = field(default_factory=dict[str, Kept])
     _made: dict[str, list[Made]] = field(default_factory=dict[str, "list[Made]"])
@@ -72,7 +73,7 @@ class EngineTuner:
         """The engine with the fastest plans. `build` gives one from what compiles a group, and what is entered before
         with all groups.
         """
-        start = self.plans.clock()
+        start = self.context.clock()
         base = build(self._compiler({}), self._all_made)
         if not any(len(found) > 1 for found in self._made.values()):
             return base
@@ -83,24 +84,24 @@ class EngineTuner:
         for key, own in times.items():
             best, made = fastest(own), self._made[key]
             program, found = made[0].candidate.program, made[best].candidate
-            shown, took = described(found, program) if best else "", self.plans.clock() - start
+            shown, took = described(found, program) if best else "", self.context.clock() - start
             measured = Measured(len(own), len(made), took, own[best].seconds, own[best].beside, shown)
-            self._kept[key] = Kept(self.plans.tuning.plans, found, measured)
-            self.plans.keep(self.plans.path(program, IN_A_MODEL), self._kept[key])
+            self._kept[key] = Kept(self.context.tuning.plans, found, measured)
+            self.context.keep(self.context.path(program, IN_A_MODEL), self._kept[key])
         return build(self._compiler({}), _nothing_ahead)
 
     @contextmanager
     def _all_made(self, programs: Sequence[Program], machine: Machine) -> Generator[None]:
         """Plans of all groups are made before anything is measured, so that nothing runs beside that."""
-        self.plans = replace(self.plans, machine=machine)
-        found = {str(p): (p, self.plans.kept(self.plans.path(p, IN_A_MODEL))) for p in programs}
+        self.context = replace(self.context, machine=machine)
+        found = {str(p): (p, self.context.kept(self.context.path(p, IN_A_MODEL))) for p in programs}
         self._kept = {key: kept for key, (_, kept) in found.items() if kept is not None}
-        listed = {key: self.plans.candidates([(p, 0.0)]) for key, (p, kept) in found.items() if kept is None}
+        listed = {key: self.context.candidates([(p, 0.0)]) for key, (p, kept) in found.items() if kept is None}
         turns = zip_longest(*([(key, c) for c in own] for key, own in listed.items()))
         jobs = [job for turn in turns for job in turn if job is not None]
         made: dict[str, list[Prepared | None]] = {key: [] for key in listed}
         with bar(f"making {counted(len(jobs), 'plan')}", self.progress) as step:
-            every = self.plans.made([c for _, c in jobs], MAKING * self.plans.tuning.seconds, step)
+            every = self.context.made([c for _, c in jobs], MAKING * self.context.tuning.seconds, step)
             for (key, _), one in zip(jobs, every, strict=True):
                 made[key].append(one)
         self._made = {key: different(listed[key], own) for key, own in made.items() if own[0] is not None}
@@ -110,7 +111,7 @@ class EngineTuner:
         """What compiles groups: by the plan that is kept, else by the one of those made that `which` says."""
 
         def compile_group(program: Program, machine: Machine) -> CompiledGroup:
-            key, threads = str(program), self.plans.threads
+            key, threads = str(program), self.context.threads
             if (kept := self._kept.get(key)) is not None:
                 found = kept.candidate
                 return self.make(program, prepare(found.program, machine, threads, plans=found.plans), kept.measured)
@@ -128,16 +129,16 @@ class EngineTuner:
     ) -> dict[str, dict[int, Times]]:
         """The times of the plans of every group that has several, the first of them the model's choice."""
         several = {key: len(made) for key, made in self._made.items() if len(made) > 1}
-        inputs, end = _inputs(base), start + self.plans.tuning.seconds
+        inputs, end = _inputs(base), start + self.context.tuning.seconds
         times: dict[str, dict[int, Times]] = {key: {0: Times(0, 1, 0.0, 0.0, 1.0)} for key in several}
         with bar("measuring plans", self.progress) as step:
             for stage, share in enumerate(SHARES):
-                until = self.plans.clock() + share * (end - self.plans.clock())
+                until = self.context.clock() + share * (end - self.context.clock())
                 left = {key: sorted(own, key=lambda k: own[k].ratio)[: LEFT + 1] for key, own in times.items()}
                 order = left if stage else {key: range(count) for key, count in several.items()}
                 turns = [*zip_longest(*([(key, k) for k in ks if k] for key, ks in order.items()))]
                 for n, turn in enumerate(turns):
-                    if self.plans.clock() > until and n:
+                    if self.context.clock() > until and n:
                         break
                     which = dict(at for at in turn if at is not None)
                     self._pairs(base, build(which), inputs, which, stage, times)
@@ -150,7 +151,7 @@ class EngineTuner:
     ) -> None:  # fmt: skip
         """Measure an engine in turns with the first one, each in the second of two runs."""
         found: list[tuple[Mapping[str, float], Mapping[str, float]]] = []
-        clock, start = self.plans.clock, self.plans.clock()
+        clock, start = self.context.clock, self.context.clock()
         self.seconds(base, inputs)
         rounds = max(ROUNDS[stage], min(MOST_ROUNDS, int(LONG_ENOUGH / max(clock() - start, 1e-6))))
         for _ in range(rounds):

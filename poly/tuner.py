@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from poly.ahead import made_ahead
-from poly.console import interactive, steps
+from poly.console import Progress, interactive, steps
 from poly.disk_cache import cache_directory, cache_entry, write_entry
 from poly.dtypes import Array, is_float, numpy_dtype
 from poly.errors import PolyError, RunError
@@ -39,7 +39,6 @@ GAIN: Final = 0.99  # of the time of the model's choice, at most: what is closer
 ROOM: Final = 1 << 30  # bytes of constants in the forms of all plans, at most
 
 Ways = Sequence[tuple[Program, float]]
-Step = Callable[[int, int], None]
 _SITES: Final[Mapping[Site, str]] = {"whole": "once", "lanes": "for blocks of lanes", "rows": "for blocks of rows"}
 
 
@@ -53,8 +52,8 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Plans:
-    """What is measured of programs for a machine, and kept."""
+class TuningContext:
+    """For what plans are measured, and where what was found is kept."""
 
     tuning: Tuning
     machine: Machine
@@ -84,7 +83,7 @@ class Plans:
         most = max(2, ROOM // max(1, constants))
         return candidates_of(ways, self.machine, self.threads, min(self.tuning.plans, most))
 
-    def made(self, jobs: Sequence[Candidate], seconds: float, step: Step) -> Iterator[Prepared | None]:
+    def made(self, jobs: Sequence[Candidate], seconds: float, step: Progress) -> Iterator[Prepared | None]:
         """What is made of each in so many seconds, from the front here and from the back by other processes; None of
         what is refused, or missing in the end.
         """
@@ -117,47 +116,48 @@ class Tuned:
 
 def tuned(
     program: Program, ways: Callable[[], Ways], finite: Collection[str], ready: Callable[[Program, Prepared], Kernel],
-    plans: Plans,
+    context: TuningContext,
 ) -> Tuned | None:  # fmt: skip
     """The fastest plan of a program; None where there is nothing to choose from, or no time for it. `ways`: see
     `candidates_of`; `finite`: the constants of which they depend; `ready`: the kernel of one of them.
     """
-    path = plans.path(program, repr(sorted(finite)))
-    kept = plans.kept(path)
+    path = context.path(program, repr(sorted(finite)))
+    kept = context.kept(path)
     if kept is None:
-        start = plans.clock()
-        listed = plans.candidates(ways())
+        start = context.clock()
+        listed = context.candidates(ways())
         if len(listed) < 2:
             return None
         with bar(f"making plans for {program.name}") as step:
-            made = different(listed, plans.made(listed, MAKING * plans.tuning.seconds, step))
-        if len(made) < 2:
+            every = different(listed, context.made(listed, MAKING * context.tuning.seconds, step))
+        if len(every) < 2:
             return None
         try:
-            kept = _fastest(_Trials(made, _arrays(program), ready, plans.clock), plans, start)
+            kept = _fastest(_Trials(every, _arrays(program), ready, context.clock), context, start)
         except RunError:  # of data that it does not take
             return None
-        plans.keep(path, kept)
+        context.keep(path, kept)
     found = kept.candidate
-    return Tuned(found.program, prepare(found.program, plans.machine, plans.threads, plans=found.plans), kept.measured)
+    made = prepare(found.program, context.machine, context.threads, plans=found.plans)
+    return Tuned(found.program, made, kept.measured)
 
 
-def _fastest(trials: _Trials, plans: Plans, start: float) -> Kept:
+def _fastest(trials: _Trials, context: TuningContext, start: float) -> Kept:
     """The fastest of some plans. Where several contractions have a faster one, these together are a plan more."""
-    different, end = trials.plans, start + plans.tuning.seconds
-    times = trials.times(range(len(different)), (end - plans.clock()) / 2)
+    every, end = trials.plans, start + context.tuning.seconds
+    times = trials.times(range(len(every)), (end - context.clock()) / 2)
     best = fastest(times)
     faster = sorted((k for k, t in times.items() if t.ratio < GAIN), key=lambda k: times[k].ratio)
-    joint = _joint([different[k].candidate for k in faster])
-    made = plans.prepared(joint) if joint is not None else None
+    joint = _joint([every[k].candidate for k in faster])
+    made = context.prepared(joint) if joint is not None else None
     if joint is not None and made is not None:
-        different.append(Made(joint, made))
-        times |= trials.times([*dict.fromkeys((0, best, len(different) - 1))], end - plans.clock())
+        every.append(Made(joint, made))
+        times |= trials.times([*dict.fromkeys((0, best, len(every) - 1))], end - context.clock())
         best = fastest(times)
-    found, took = different[best].candidate, plans.clock() - start
-    shown = described(found, different[0].candidate.program) if best else ""
-    measured = Measured(len(times), len(different), took, times[best].seconds, times[best].beside, shown)
-    return Kept(plans.tuning.plans, found, measured)
+    found, took = every[best].candidate, context.clock() - start
+    shown = described(found, every[0].candidate.program) if best else ""
+    measured = Measured(len(times), len(every), took, times[best].seconds, times[best].beside, shown)
+    return Kept(context.tuning.plans, found, measured)
 
 
 @dataclass(frozen=True)
@@ -244,6 +244,6 @@ def _silent(_done: int, _all: int) -> None:
     """Where nobody watches."""
 
 
-def bar(what: str, progress: Step | None = None) -> AbstractContextManager[Step]:
+def bar(what: str, progress: Progress | None = None) -> AbstractContextManager[Progress]:
     """What shows how far work is: a caller's function, else as an interactive session has it."""
     return steps(what) if progress is None and interactive() else nullcontext(progress or _silent)

@@ -21,7 +21,6 @@ from poly.scheduling.cpu_edits import fused, pieces_of
 from poly.scheduling.groups import Group, assignment_of, bare, tensors_read
 from poly.scheduling.schedule import Schedule
 
-_LINE: Final = 64  # bytes
 _MORE: Final = 1.25  # times the lines of the tensor, that are touched where each part walks it
 
 
@@ -34,7 +33,10 @@ def side_by_side(program: Program, groups: Sequence[Group], machine: Machine) ->
     for group in groups:
         joined = _joined(found[-1], group) if found else None
         found[-1:] = [joined] if joined is not None else [*found[-1:], group]
-    apart = [[g] if not is_side_by_side(g) or _pays(program, g, own_share(own)) else g.parts for g in found]
+    own_bytes = own_share(own)
+    apart = [
+        [g] if not is_side_by_side(g) or _pays(program, g, own_bytes, machine.line) else g.parts for g in found
+    ]
     return [group for groups in apart for group in groups]
 
 
@@ -86,7 +88,7 @@ def _common(group: Group, s: Statement) -> int:
     return next((k for k, (i, name) in enumerate(pairs) if not isinstance(i, Affine) or bare(i) != name), most)
 
 
-def _pays(program: Program, group: Group, own: int) -> bool:
+def _pays(program: Program, group: Group, own: int, line: int) -> bool:
     """Whether parts that walk the tensor one after another touch a good part of its lines more than once."""
     tensor = program.tensor[group.statements[0].write.tensor]
     shape, size = tensor.extents(program.binding), tensor.nbytes(program.binding)
@@ -102,5 +104,5 @@ def _pays(program: Program, group: Group, own: int) -> bool:
             run *= own_extent
             if own_extent < extent:
                 break
-        lines += prod(extents.values()) / run * (run * each + _LINE - each)
+        lines += prod(extents.values()) / run * (run * each + line - each)
     return lines >= _MORE * size

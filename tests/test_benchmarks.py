@@ -24,7 +24,7 @@ from benchmarks.report import draw, line, read_json, summary, write_json
 from benchmarks.trials import Found, Shown, Trials
 from poly.codegen.host import host_machine
 from poly.pointers import aligned_zeros
-from poly.tuner import Plans, different
+from poly.tuner import TuningContext, different
 from poly.tuning import Tuning
 
 SMALL = (
@@ -134,8 +134,8 @@ def test_choices_are_measured_against_other_plans(monkeypatch: pytest.MonkeyPatc
     (nest,) = nests_of(einsum("product", "ik,kj->ij", (24, 16), (16, 40)), machine)
     listed = nest.candidates(6, far=10.0)
     assert not listed[0].plans and len(listed) == 6
-    plans = Plans(Tuning(), machine, THREADS)
-    made = different(listed, plans.made(listed, 1e6, lambda _done, _all: None))
+    context = TuningContext(Tuning(), machine, THREADS)
+    made = different(listed, context.made(listed, 1e6, lambda _done, _all: None))
     assert Trials(nest).found(made[:1], 6, 1.0) is None  # nothing to choose from
     found = Trials(nest).found(made, 6, 1.0)
     assert found is not None and len(found.candidates) == len(made) > 2 and found.candidates[0].plan == "()"

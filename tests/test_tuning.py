@@ -29,7 +29,7 @@ from poly.scheduling.cpu_candidates import candidates_of
 from poly.scheduling.cpu_program import for_cpu, ways_for_cpu
 from poly.trials import STAGES, Trial
 from poly.tuned_engine import EngineTuner
-from poly.tuner import GAIN, Plans, fastest, tuned
+from poly.tuner import GAIN, TuningContext, fastest, tuned
 from poly.tuning import ALONE, Measured, Tuning, measured_groups, tuning_of
 
 pytestmark = pytest.mark.usefixtures("own_cache", "one_process")
@@ -98,7 +98,8 @@ class Slower:
 
 
 def choose(program: Program, ready: Slower, plans: int = 6, seconds: float = 1e9) -> tuple[Program, Measured]:
-    found = tuned(program, lambda: [(program, 0.0)], (), ready, Plans(Tuning(plans, seconds), MACHINE, 1, ready.time))
+    context = TuningContext(Tuning(plans, seconds), MACHINE, 1, ready.time)
+    found = tuned(program, lambda: [(program, 0.0)], (), ready, context)
     assert found is not None
     return found.program, found.measured
 
@@ -122,8 +123,8 @@ def test_the_fastest_is_chosen_kept_and_found_again(own_cache: Path) -> None:
 def test_without_time_nothing_is_chosen(own_cache: Path) -> None:
     ticks = count()
     ready = Slower(Time(), lambda _: 1.0)
-    plans = Plans(Tuning(4, 1e-9), MACHINE, 1, lambda: float(next(ticks)))
-    assert tuned(PRODUCT, lambda: [(PRODUCT, 0.0)], (), ready, plans) is None
+    context = TuningContext(Tuning(4, 1e-9), MACHINE, 1, lambda: float(next(ticks)))
+    assert tuned(PRODUCT, lambda: [(PRODUCT, 0.0)], (), ready, context) is None
     assert not ready.seen and not [*own_cache.glob("tuned/*/*.pickle")]
 
 
@@ -135,8 +136,8 @@ def test_what_is_hardly_faster_is_not_chosen() -> None:
 
 
 def test_the_best_plans_of_two_contractions_are_taken_together() -> None:
-    plans = Plans(Tuning(), MACHINE, 1)
-    first = plans.prepared(candidates_of([(CHAIN, 0.0)], MACHINE, 1, 2)[0])
+    context = TuningContext(Tuning(), MACHINE, 1)
+    first = context.prepared(candidates_of([(CHAIN, 0.0)], MACHINE, 1, 2)[0])
     assert first is not None
 
     def of(loops: str) -> float:  # faster with each line that is another
@@ -176,8 +177,8 @@ def test_candidates_differ_and_compute_the_same(spec: str, shapes: list[tuple[in
     found = candidates_of(ways, MACHINE, threads, 12)
     assert not found[0].plans and all(c.plans for c in found[1:]) and len(found) > 4
     assert len({(str(c.program), repr(c.plans)) for c in found}) == len(found)
-    plans = Plans(Tuning(), MACHINE, threads)
-    made = [one for c in found if (one := plans.prepared(c)) is not None]
+    context = TuningContext(Tuning(), MACHINE, threads)
+    made = [one for c in found if (one := context.prepared(c)) is not None]
     assert len(made) > len(found) // 2
     for one in made:
         kernel = kernel_of(program, one, threads)
@@ -308,7 +309,7 @@ def test_the_fastest_plan_of_each_group_is_taken() -> None:
         return found
 
     seen: dict[str, list[str]] = {}
-    tuner = EngineTuner(Plans(Tuning(5, 1e6), machine, 1), compiled_group, seconds=seconds)
+    tuner = EngineTuner(TuningContext(Tuning(5, 1e6), machine, 1), compiled_group, seconds=seconds)
     engine = tuner.engine(lambda compile, ahead: build_engine(graph, machine, compile, prepare_ahead=ahead))
     assert len(best) == 2
     assert {str(u.program): str(cast("Kernel", u.kernel).loops) for u in engine.compiled_groups} == best
