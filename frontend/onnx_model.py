@@ -113,7 +113,8 @@ def input_shapes(
     known = {*symbols, *(s for row in symbols.values() for s in row if s)}
     unknown = sorted(set(shapes) - known, key=str)
     if unknown:
-        hint = f"one of {', '.join(sorted(map(str, known)))}"
+        names = ", ".join(sorted(map(str, known)))
+        hint = ("the model has no input", f"the only name is {names}", f"one of {names}")[min(len(known), 2)]
         raise OnnxError(f"shapes: {unknown[0]!r} is no input and no dynamic dimension", hint=hint)
     bound: dict[str, tuple[int, str]] = {}
     for name, value in shapes.items():

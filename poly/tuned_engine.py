@@ -88,7 +88,8 @@ class EngineTuner:
             measured = Measured(len(own), len(made), took, own[best].seconds, own[best].beside, shown)
             self._kept[key] = Kept(self.context.tuning.plans, found, measured)
             self.context.keep(self.context.path(program, IN_A_MODEL), self._kept[key])
-        return build(self._compiler({}), _nothing_ahead)
+        engine = build(self._compiler({}), _nothing_ahead)
+        return replace(engine, seconds=self.context.clock() - start)
 
     @contextmanager
     def _all_made(self, programs: Sequence[Program], machine: Machine) -> Generator[None]:

@@ -309,10 +309,13 @@ def test_the_fastest_plan_of_each_group_is_taken() -> None:
         return found
 
     seen: dict[str, list[str]] = {}
-    tuner = EngineTuner(TuningContext(Tuning(5, 1e6), machine, 1), compiled_group, seconds=seconds)
+    ticks = count()
+    context = TuningContext(Tuning(5, 1e6), machine, 1, lambda: float(next(ticks)))
+    tuner = EngineTuner(context, compiled_group, seconds=seconds)
     engine = tuner.engine(lambda compile, ahead: build_engine(graph, machine, compile, prepare_ahead=ahead))
     assert len(best) == 2
     assert {str(u.program): str(cast("Kernel", u.kernel).loops) for u in engine.compiled_groups} == best
+    assert engine.seconds == next(ticks) - 1  # all of it, measuring too
 
 
 def compiled_group(program: Program, made: Prepared, measured: Measured | None) -> CompiledGroup:
