@@ -25,7 +25,8 @@ def laid_results(program: Program) -> Iterator[Program]:
     literal, update, ranges = found
     written = tuple(map(str, update.write.affine_index))
     orders = {_order(update, k, written) for k in range(len(update.reads))}
-    if written not in orders and all(ranges.values()):
+    repeated = {*written}.difference(*orders)  # loops of no operand: in none of these orders
+    if written not in orders and not repeated and all(ranges.values()):
         for order in sorted(orders):
             yield _laid(literal, update, order, ranges)
 

@@ -51,6 +51,14 @@ def test_the_result_can_lie_as_either_operand_does(spec: str, shapes: tuple[Shap
         np.testing.assert_array_equal(poly.compile(one, schedule=Schedule(one))(*inputs.values()), expected)
 
 
+@pytest.mark.parametrize("text", ["C[a,b,c] += A[b,k] * B[k,a]", "C[c,a,b] += A[b,k] * B[k,a]"])
+def test_a_result_that_repeats_what_its_operands_give_stays_as_it_is(text: str) -> None:
+    program = poly.parse(text, A=(20, 33), B=(33, 40), C=(40, 20, 3) if text.startswith("C[a") else (3, 40, 20))
+    assert not [*laid_results(program)]
+    inputs = arrays(program)
+    np.testing.assert_array_equal(poly.compile(program)(*inputs.values()), run_program(program, inputs)["C"])
+
+
 def test_what_a_program_adds_to_is_left_where_it_is() -> None:
     program = poly.parse("inout C: f32[3,5,6]; C[a,c,x] += A[x,e,a] * B[e,c]", A=(6, 4, 3), B=(4, 5))
     assert len(program.statements) == 1
