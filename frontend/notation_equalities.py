@@ -11,7 +11,7 @@ from dataclasses import replace
 import islpy as isl
 
 from poly.affine import Affine, Var, var
-from poly.expr import Expr, IndexValue, rewrite
+from poly.expr import with_indices
 from poly.program import Statement
 from poly.sets import IN, OUT, SET, affine_of_pw
 
@@ -43,12 +43,8 @@ def _value(domain: isl.Set, k: int, others: Sequence[str]) -> Affine | None:
 def _with(s: Statement, k: int, others: tuple[str, ...], value: Affine) -> Statement:
     name = s.iterators[k]
     known = {name: value}
-
-    def here(e: Expr) -> Expr | None:
-        return IndexValue(e.index.substitute(known)) if isinstance(e, IndexValue) else None
-
     domain = s.domain.project_out(SET, k, 1).set_tuple_name(s.name)
     reads = tuple(r.substitute(known) for r in s.reads)
     path = tuple(step for step in s.path if step != name)
-    write, body = s.write.substitute(known), rewrite(s.body, here)
+    write, body = s.write.substitute(known), with_indices(s.body, known)
     return replace(s, iterators=others, domain=domain, write=write, reads=reads, body=body, path=path)

@@ -322,6 +322,11 @@ def with_reads_at(body: Expr, places: Mapping[int, int] | Sequence[int]) -> Expr
     return rewrite(body, lambda node: Read(places[node.position]) if isinstance(node, Read) else None)
 
 
+def with_indices(body: Expr, values: Mapping[str, Affine]) -> Expr:
+    """The body with expressions in place of names in its index values."""
+    return rewrite(body, lambda e: IndexValue(e.index.substitute(values)) if isinstance(e, IndexValue) else None)
+
+
 def reads_of(body: Expr) -> list[int]:
     """Positions of the reads that occur, ascending, once each."""
     return sorted({node.position for node in walk(body) if isinstance(node, Read)})

@@ -86,7 +86,7 @@ def asked_block(
     read = next(r for r in user.statement.reads if r.tensor == tensor.name and not r.indirect)
     box = _box(user.access(read).affine_index, {n: extents[n] for n in user.loops[depth:]})
     walks = _walks(tensor, [e for _, e in box], user.sizes) if box is not None else None
-    if box is None or walks is None:
+    if not box or not walks:  # no box, or a single element
         return ()
     corner = [c if along is None else c.substitute({along: var(along) + 1}) for c, _ in box]
     if along is None:

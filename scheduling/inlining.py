@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from poly.affine import Affine, var
 from poly.errors import ScheduleError
+from poly.expr import with_indices
 from poly.program import Program, Statement
 from poly.scheduling.edits import finish
 from poly.scheduling.paths import canonical
@@ -31,7 +32,10 @@ def inline(schedule: Schedule, copy: str) -> Schedule:
     elements = s.iterators[s.tile_rank :]
     values = {old: var(new) for old, new in zip(maker.iterators, elements, strict=True)}
     reads = tuple(r.substitute(values) for r in maker.reads)
-    made = replace(s, reads=reads, body=maker.body, contract=maker.contract, copies="", origin=maker.source_name)
+    made = replace(
+        s, reads=reads, body=with_indices(maker.body, values), contract=maker.contract, copies="",
+        origin=maker.source_name,
+    )  # fmt: skip
     tensor = s.reads[0].tensor
     statements = tuple(made if o.name == copy else o for o in schedule.program.statements)
     program = without_dead(replace(schedule.program, statements=statements), tensor)

@@ -15,7 +15,7 @@ import islpy as isl
 from poly.affine import Affine, Constraint
 from poly.coefficients import bounded
 from poly.errors import UnsupportedError
-from poly.expr import Expr, IndexValue, rewrite
+from poly.expr import with_indices
 from poly.loops import Alloc, Compute, External, For, If, LoopTree, Node
 from poly.program import Access, Tensor
 from poly.scheduling.asked_blocks import asked_block
@@ -184,7 +184,7 @@ class _Lowering:
             return placed.access(access).substitute(values)
 
         instance = tuple(e.substitute(values) for e in placed.instance)
-        body = _substitute_body(placed.body(s.body), values)
+        body = with_indices(placed.body(s.body), values)
         return Compute(
             s.name, instance, by_loops(s.write), tuple(by_loops(r) for r in s.reads), body, s.combiner, s.contract
         )
@@ -228,9 +228,3 @@ def guarded(
         if not any(c.expr.is_constant for c in kept):
             any_of.append(kept)
     return (If(tuple(any_of), body),) if any_of else ()
-
-
-def _substitute_body(body: Expr, values: Mapping[str, Affine]) -> Expr:
-    return rewrite(
-        body, lambda node: IndexValue(node.index.substitute(values)) if isinstance(node, IndexValue) else None
-    )

@@ -24,7 +24,7 @@ import islpy as isl
 
 from poly.affine import Affine, var
 from poly.dtypes import size_bytes
-from poly.expr import OPERATORS, Apply, Expr, IndexValue, Read, rewrite, walk
+from poly.expr import OPERATORS, Apply, Read, walk, with_indices
 from poly.machine import Machine
 from poly.program import Access, PathStep, Program, Statement, Tensor, box_domain
 from poly.scheduling.cpu import POLICIES
@@ -254,16 +254,12 @@ def _inner(s: Statement) -> tuple[PathStep, ...]:
 def _made(program: Program, s: Statement, cut: Cut, name: str, part: str) -> Statement:
     """The reduction into the parts."""
     values = {cut.iterator: cut.size * var(part) + var(cut.iterator) + cut.low}
-
-    def moved(body: Expr) -> Expr | None:
-        return IndexValue(body.index.substitute(values)) if isinstance(body, IndexValue) else None
-
     ranges = [(part, (0, cut.parts - 1)), *_ranges(program, s, s.iterators)]
     ranges = [(i, (0, cut.size - 1) if i == cut.iterator else r) for i, r in ranges]
     return replace(
         s, iterators=(part, *s.iterators), domain=_domain(s.name, ranges), path=(),
         write=Access(name, (var(part), *s.write.index)), reads=tuple(r.substitute(values) for r in s.reads),
-        body=rewrite(s.body, moved),
+        body=with_indices(s.body, values),
     )  # fmt: skip
 
 

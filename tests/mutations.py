@@ -214,6 +214,10 @@ def random_recompute(rng: random.Random, schedule: Schedule) -> tuple[str, tuple
     return "recompute", pair
 
 
+def random_inline(rng: random.Random, schedule: Schedule) -> tuple[str, tuple[object, ...]]:
+    return "inline", (pick(rng, [s.name for s in copies_of(schedule) if s.tile_rank]),)
+
+
 def random_double_buffer(rng: random.Random, schedule: Schedule) -> tuple[str, tuple[object, ...]]:
     tensor = some(rng, [t for t in schedule.program.tensors if t.scope])
     return "double_buffer", (tensor.name, tensor.scope[-1], rng.choice([2, 2, 3]))  # type: ignore[attr-defined]
@@ -247,8 +251,8 @@ PRIMITIVES: Final[Mapping[str, Callable[[random.Random, Schedule], tuple[str, tu
     "vectorise": random_vectorise, "nontemporal": random_nontemporal, "prefetch": random_prefetch,
     "prefetch_copy": random_prefetch_copy, "prefetch_block": random_prefetch_block, "parallelise": random_parallelise,
     "tensorise": random_tensorise,
-    "promote": random_promote, "recompute": random_recompute, "double_buffer": random_double_buffer,
-    "rfactor": random_rfactor, "overlay": random_overlay,
+    "promote": random_promote, "recompute": random_recompute, "inline": random_inline,
+    "double_buffer": random_double_buffer, "rfactor": random_rfactor, "overlay": random_overlay,
 }  # fmt: skip
 
 
@@ -287,6 +291,8 @@ def base_for(rng: random.Random, kind: str, start: Schedule) -> Schedule:
         if kind == "early_reuse":
             schedule = random_legal(rng, schedule, 3, ("double_buffer",))
         return schedule
+    if kind == "inline":
+        return random_legal(rng, start, rng.randint(2, 7), ("tile", "promote", "promote", "fuse", "interchange"))
     if kind in ("nontemporal", "prefetch"):
         schedule = random_legal(rng, start, rng.randint(0, 2), ("tile", "interchange", "split"))
         return random_legal(rng, schedule, 6, ("vectorise",))

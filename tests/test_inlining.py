@@ -71,6 +71,16 @@ def test_only_copies_are_inlined() -> None:
         packed().inline("ld_Tp").inline("ld_Tp")
 
 
+def test_values_of_indices_are_those_of_the_copy() -> None:
+    """The body names its own iterators, here as the copy does, the other way round."""
+    program = poly.parse("T[e1,e0] = A[e1,e0] + f32(index(40*e1 + e0)); C[i,j] += T[i,k]*B[k,j]", A=(12, 7), B=(7, 9))
+    schedule = Schedule(program).tile({"C_update.i": 4}).promote("T", "C_update.i.o", "l2", name="Tp").inline("ld_Tp")
+    assert schedule.program.statement["ld_Tp"].iterators[-2:] == ("e0", "e1")
+    a, b = np.ones((12, 7), np.float32), np.ones((7, 9), np.float32)
+    t = 1 + np.add.outer(40 * np.arange(12), np.arange(7))
+    np.testing.assert_array_equal(run_loops(schedule.lower(), {"A": a, "B": b})["C"], t @ b)
+
+
 def test_what_changes_before_a_copy_is_not_made_again_there() -> None:
     text = "inout A: f32[32,16]; T[i,j] = A[31-i,j]*2; A[i,j] = T[i,j] + 1"
     schedule = Schedule(poly.parse(text)).tile({"A_set.i": 8}).promote("T", "A_set.i.o", "l1")

@@ -146,6 +146,8 @@ def test_where_it_means_nothing_nothing_is_asked_for() -> None:
     assert {len(f.asks) for f in loops_of(many.lower())} == {0, MOST_ASKS}
     more = product(3, 96, 24).prefetch_block("C_update.j.p.o", "P", 1, "C_update.j.o")
     assert {f.variable for f in loops_of(more.lower()) if f.asks} == {"k"}
+    single = Schedule(poly.parse("y[i] = x[i] * s[]", x=(40,), s=())).prefetch_block("i", "s", 8)
+    assert not any(f.asks for f in loops_of(single.lower()))
 
 
 def dense(rows: int, steps: int, columns: int) -> Program:
