@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Final
 
 import numpy as np
 
@@ -14,11 +15,12 @@ from poly.dtypes import Array, numpy_dtype
 from poly.errors import RunError
 from poly.given_arrays import check_shape, typed
 from poly.interp_arrays import pack, solved_extent
-from poly.pointers import LARGE, aligned_zeros, fresh_empty, fresh_zeros, on_lines
+from poly.pointers import MAPPED, aligned_zeros, fresh_empty, fresh_zeros, on_lines
 from poly.program import Program, Tensor
 from poly.relations import writes_all
 
 Shapes = Mapping[str, tuple[int, ...]]
+_CLEARED: Final = 1 << 20  # bytes of zeros from which on numpy asks the system for them
 
 
 def expected_arrays(
@@ -32,7 +34,8 @@ def expected_arrays(
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         source = position.get(t.name) if output else None
         zero = t.name in zeros and source is None
-        make = partial(fresh_zeros if zero else fresh_empty, shape, dtype) if output and size >= LARGE else None
+        asked = output and size >= (_CLEARED if zero else MAPPED)  # native code makes others
+        make = partial(fresh_zeros if zero else fresh_empty, shape, dtype) if asked else None
         return Expected(shape, dtype, size, None, output, zero, source, make)
 
     return [*(one(t, False) for t in inputs), *(one(t, True) for t in outputs)]

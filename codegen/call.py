@@ -149,7 +149,10 @@ def runtime() -> Runtime:
     if not NATIVE:
         return Runtime(enter, 0, 0)
     table = numpy_functions()
-    facts = [id(np.ndarray), id(None), id(sys.intern("out")), table[94], id(sys.intern("_careful")), table[76]]
+    facts = [
+        id(np.ndarray), id(None), id(sys.intern("out")), table[94], id(sys.intern("_careful")), table[76],
+        id(np.dtype(np.uint8)), table[282],
+    ]  # fmt: skip
     (ctypes.c_void_p * len(facts)).from_address(at["polyloom.facts"])[:] = facts
     return Runtime(enter, at["polyloom.call"], at["polyloom.dispatch"])
 

@@ -81,15 +81,7 @@ end:
 """
 
 FRESH_TEXT: Final = """
-define internal ptr @fresh(ptr %spec) nounwind { ; a new array, or null with Python's error set
-entry:
-  %maker = call ptr @link(ptr %spec, i64 $MAKE)
-  %usual = icmp eq ptr %maker, null
-  br i1 %usual, label %plain, label %ask
-ask:
-  %made = call ptr @PyObject_Vectorcall(ptr %maker, ptr null, i64 0, ptr null)
-  ret ptr %made
-plain:
+define internal ptr @array(ptr %spec, ptr %data, i32 %flags) nounwind { ; in memory of its own where `data` is null
   %type = call ptr @link(ptr @polyloom.facts, i64 $NDARRAY)
   %make = call ptr @link(ptr @polyloom.facts, i64 $NEW_ARRAY)
   %descr = call ptr @link(ptr %spec, i64 $DESCR)
@@ -98,7 +90,62 @@ plain:
   %dims = call ptr @link(ptr %spec, i64 $DIMS)
   %steps = call ptr @link(ptr %spec, i64 $STRIDES)
   call void @Py_IncRef(ptr %descr)
-  %new = call ptr %make(ptr %type, ptr %descr, i32 %rank, ptr %dims, ptr %steps, ptr null, i32 0, ptr null)
+  %new = call ptr %make(ptr %type, ptr %descr, i32 %rank, ptr %dims, ptr %steps, ptr %data, i32 %flags, ptr null)
+  ret ptr %new
+}
+
+define internal ptr @lined(ptr %spec, i64 %bytes) nounwind { ; in memory of another one, from a line on
+entry:
+  %room = alloca i64, align 8
+  %size = add i64 %bytes, $BEHIND
+  store i64 %size, ptr %room, align 8
+  %type = call ptr @link(ptr @polyloom.facts, i64 $NDARRAY)
+  %make = call ptr @link(ptr @polyloom.facts, i64 $NEW_ARRAY)
+  %byte = call ptr @link(ptr @polyloom.facts, i64 $BYTE)
+  call void @Py_IncRef(ptr %byte)
+  %memory = call ptr %make(ptr %type, ptr %byte, i32 1, ptr %room, ptr null, ptr null, i32 0, ptr null)
+  %full = icmp eq ptr %memory, null
+  br i1 %full, label %no, label %place
+place:
+  %start = call i64 @field(ptr %memory, i64 $ND_DATA)
+  %behind = add i64 %start, $BEHIND
+  %line = and i64 %behind, -$ALIGN
+  %data = inttoptr i64 %line to ptr
+  %new = call ptr @array(ptr %spec, ptr %data, i32 $CARRAY)
+  %failed = icmp eq ptr %new, null
+  br i1 %failed, label %drop, label %keep
+keep:
+  %own = call ptr @link(ptr @polyloom.facts, i64 $SET_BASE)
+  %ignored = call i32 %own(ptr %new, ptr %memory)
+  ret ptr %new
+drop:
+  call void @Py_DecRef(ptr %memory)
+  br label %no
+no:
+  ret ptr null
+}
+
+define internal ptr @fresh(ptr %spec) nounwind { ; a new array, or null with Python's error set
+entry:
+  %maker = call ptr @link(ptr %spec, i64 $MAKE)
+  %usual = icmp eq ptr %maker, null
+  br i1 %usual, label %plain, label %ask
+ask:
+  %asked = call ptr @PyObject_Vectorcall(ptr %maker, ptr null, i64 0, ptr null)
+  ret ptr %asked
+plain:
+  %bytes = call i64 @word(ptr %spec, i64 $BYTES)
+  %beyond = sub i64 %bytes, $LARGE
+  %large = icmp ult i64 %beyond, $LARGER
+  br i1 %large, label %lines, label %small
+lines:
+  %lined = call ptr @lined(ptr %spec, i64 %bytes)
+  br label %made
+small:
+  %owned = call ptr @array(ptr %spec, ptr null, i32 0)
+  br label %made
+made:
+  %new = phi ptr [%lined, %lines], [%owned, %small]
   %failed = icmp eq ptr %new, null
   %zero = call i64 @word(ptr %spec, i64 $ZERO)
   %asis = icmp eq i64 %zero, 0
@@ -106,7 +153,6 @@ plain:
   br i1 %ready, label %end, label %clear
 clear:
   %data = call ptr @field(ptr %new, i64 $ND_DATA)
-  %bytes = call i64 @word(ptr %spec, i64 $BYTES)
   call void @llvm.memset.p0.i64(ptr align 1 %data, i8 0, i64 %bytes, i1 false)
   br label %end
 end:

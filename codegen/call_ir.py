@@ -12,7 +12,7 @@ from typing import Final
 
 from poly.codegen.call_arrays_ir import APART_TEXT, FRESH_TEXT
 from poly.codegen.ir_text import expanded, numbers_of
-from poly.pointers import ALIGN
+from poly.pointers import ALIGN, BEHIND, LARGE, MAPPED
 
 NO_MEMORY: Final = -2  # a status
 MAX_GIVEN: Final = 64
@@ -33,12 +33,14 @@ TUPLE_SIZE, TUPLE_ITEMS = 16, 24
 OWN_CODE, OWN_RECORD = 16, 24
 
 # Words of `polyloom.facts`.
-NDARRAY, NONE, OUT, NEW_ARRAY, CAREFUL, SCALAR_OF = range(6)
+NDARRAY, NONE, OUT, NEW_ARRAY, CAREFUL, SCALAR_OF, BYTE, SET_BASE = range(8)
+CARRAY: Final = 0x1 | 0x100 | 0x400  # numpy's flags for memory that is given: C-contiguous, aligned, writeable
 
 
 def call_ir() -> str:
     """The module."""
-    numbers = numbers_of({**globals(), "ALIGN": ALIGN})
+    starts = {"ALIGN": ALIGN, "BEHIND": BEHIND, "LARGE": LARGE, "LARGER": MAPPED - LARGE}
+    numbers = numbers_of({**globals(), **starts})
     return expanded(_ENTER + _FITS + APART_TEXT + FRESH_TEXT + _CALL, numbers)
 
 

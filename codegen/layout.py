@@ -69,18 +69,29 @@ def numpy_functions() -> Sequence[int]:
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     start = pointer(module._ARRAY_API, None)
-    return (ctypes.c_void_p * 128).from_address(start)  # type: ignore[return-value]
+    return (ctypes.c_void_p * 283).from_address(start)  # type: ignore[return-value]
 
 
 def _allocates() -> bool:
-    """Whether entry 94 of the table, PyArray_NewFromDescr since numpy 1.7, makes the array that it should."""
+    """Whether entries 94 and 282 of the table, PyArray_NewFromDescr and PyArray_SetBaseObject since numpy 1.7, make the
+    arrays that they should.
+    """
     table = numpy_functions()
     if ctypes.CFUNCTYPE(ctypes.c_uint)(table[0])() >> 24 != 2:  # the ABI of numpy 2
         return False
+    memory = np.zeros(64, np.uint8)
+    made, given = _made(table[94], None, 0), _made(table[94], memory.ctypes.data, ir.CARRAY)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))  # and so does this one
+    ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.py_object)(table[282])(given, memory)
+    alike = all((a.shape, a.strides, a.dtype) == ((3, 5), (2, 6), np.dtype(np.int16)) for a in (made, given))
+    return alike and made.flags.owndata and given.base is memory and given.ctypes.data == memory.ctypes.data
+
+
+def _made(function: int, data: int | None, flags: int) -> Array:
+    """An array of 3 x 5 by a function of the table."""
     kind = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.py_object, ctypes.c_int, *[ctypes.c_void_p] * 3,
                              ctypes.c_int, ctypes.c_void_p)  # fmt: skip
     dtype = np.dtype(np.int16)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(dtype))  # the function takes a reference over
     dims, steps = (ctypes.c_ssize_t * 2)(3, 5), (ctypes.c_ssize_t * 2)(2, 6)
-    made = kind(table[94])(np.ndarray, dtype, 2, ctypes.addressof(dims), ctypes.addressof(steps), None, 0, None)
-    return (made.shape, made.strides, made.dtype) == ((3, 5), (2, 6), dtype) and made.flags.owndata
+    return kind(function)(np.ndarray, dtype, 2, ctypes.addressof(dims), ctypes.addressof(steps), data, flags, None)

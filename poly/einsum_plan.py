@@ -51,7 +51,7 @@ from poly.frontend.strides import (
     strides_like,
 )
 from poly.given_arrays import overlaps_itself
-from poly.pointers import address
+from poly.pointers import address, fresh_empty
 from poly.program import Program
 from poly.scheduling.schedule import Schedule
 from poly.settings import check_settings
@@ -130,7 +130,7 @@ class Compiled:
         ):
             result = out
         elif self.strides is None:
-            result = np.empty(self.shape, self.dtype)
+            result = fresh_empty(self.shape, self.dtype)
         else:
             result = np.ndarray(self.shape, self.dtype, None, 0, self.strides)
         if self.run is None:

@@ -12,7 +12,10 @@ import numpy as np
 from poly.dtypes import Array
 
 ALIGN: Final = 64  # bytes: arrays that are made here, and buffers, begin at a multiple of it
-LARGE: Final = 1 << 20  # bytes from which on an array's start is chosen; numpy's own is 16 bytes after a line
+LARGE: Final = 1 << 16  # bytes from which on a result's start is chosen; numpy's own is mostly within a line
+MAPPED: Final = 1 << 25  # bytes from which on each new array is memory that the system has just cleared, so near
+BEHIND: Final = 1 << 11  # bytes from numpy's start on, at most; half of a page, since some cores take a load for one
+# of what was just stored where the lowest 12 bits of both addresses are alike
 _FIELD: Final = object.__basicsize__  # numpy's ABI: the data pointer is the first field after the object's head
 
 
@@ -58,13 +61,27 @@ def on_lines(array: Array) -> Array:
 
 
 def fresh_zeros(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
-    """A new result of zeros. A large one starts at a line of cache, where stores may go past the caches."""
-    return aligned_zeros(shape, dtype) if _size(shape, dtype) >= LARGE else np.zeros(shape, dtype)
+    """A new result of zeros. A large one starts at a line of cache: no store is in two, and they may go past the
+    caches.
+    """
+    return _fresh(np.zeros, shape, dtype)
 
 
 def fresh_empty(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
     """`fresh_zeros` for a result that is written everywhere."""
-    return _aligned(np.empty, shape, dtype) if _size(shape, dtype) >= LARGE else np.empty(shape, dtype)
+    return _fresh(np.empty, shape, dtype)
+
+
+def _fresh(
+    make: Callable[[tuple[int, ...], np.dtype[np.generic]], Array], shape: tuple[int, ...], dtype: np.dtype[np.generic]
+) -> Array:
+    size = _size(shape, dtype)
+    if size < LARGE:
+        return make(shape, dtype)
+    raw = make((size + BEHIND,), np.dtype(np.uint8))
+    start = address(raw)
+    start = (start + BEHIND) // ALIGN * ALIGN - start
+    return raw[start : start + size].view(dtype).reshape(shape)
 
 
 def _aligned(

@@ -7,9 +7,10 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from poly.frontend.nest import Array as Elements
 from poly.frontend.nest import f32, i64
 from poly.given_arrays import overlap
 from poly.loops import LoopTree
+from poly.pointers import ALIGN, LARGE, address
 from poly.program import ReadIndex
 from tests.loop_trees import at, compute, loop, tensor
 
@@ -96,6 +98,36 @@ def test_plain_calls_do_not_enter_python(careful: list[int]) -> None:
     careful.clear()
     kernel(*[a, b], **{"out": c})
     assert not careful
+
+
+@native
+@pytest.mark.parametrize("order", "CF")
+@pytest.mark.parametrize("rows", [127, 128, 129, 1000])
+def test_large_results_start_at_lines(rows: int, order: Literal["C", "F"]) -> None:
+    """And are otherwise as numpy's; what they lie in goes with them."""
+    a = np.arange(rows * 128, dtype=np.float32).reshape((rows, 128), order=order)
+    usual = a * a
+    poly.einsum("ij,ij->ij", a, a)  # the first call, which plans, is not native
+    for found in [poly.einsum("ij,ij->ij", a, a) for _ in range(3)]:
+        np.testing.assert_array_equal(found, usual)
+        assert found.strides == usual.strides and found.flags.writeable and found.flags.aligned
+        assert (found.flags.c_contiguous, found.flags.f_contiguous) == (order == "C", order == "F")
+        assert (found.nbytes < LARGE) == (found.base is None) and (found.base is None or address(found) % ALIGN == 0)
+    found = poly.einsum("ij,ij->ij", a, a)
+    if found.base is not None:
+        memory = weakref.ref(found.base)
+        del found
+        assert memory() is None
+
+
+@pytest.mark.parametrize("size", [1 << 14, 1 << 18])
+def test_large_results_are_cleared_where_not_all_is_written(size: int) -> None:
+    kernel = poly.compile(poly.parse("Y[i+1] = X[i]", X=size, Y=size + 2))
+    for _ in range(3):
+        found = kernel(np.ones(size, np.float32))
+        assert isinstance(found, np.ndarray) and address(found) % ALIGN == 0
+        assert list(found[[0, 1, -2, -1]]) == [0, 1, 1, 0]
+        found[...] = 7
 
 
 class Own(np.ndarray):
