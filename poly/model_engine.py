@@ -150,7 +150,7 @@ class ModelEngine(RunByName):
 
     @knows_arguments(hint=BY_NAME)
     def run(self, inputs: Mapping[str, object], *, out: Mapping[str, Array] | None = None) -> dict[str, object]:
-        """The outputs; those in `out` are copied to its arrays, of the same shape and dtype.
+        """The outputs, which the caller owns; those in `out` are copied to its arrays, of the same shape and dtype.
 
         Raises `RunError` for inputs that the model does not take, `OnnxError` where a node is wrong.
         """
@@ -212,12 +212,14 @@ class ModelEngine(RunByName):
         outside: dict[str, Outside] = {}
         position, history, seconds = 0, b"", 0.0
         used: set[Key] = set()
+        fresh: set[str] = set()
         while position < len(self.model.nodes):
             key, found = self._stage(position, history, values, known)
             used.add(key)
             start = time.perf_counter()
             if found.engine is not None:
                 values |= found.engine.run(_arrays_of(found.engine, values))
+                fresh.update(found.engine.outputs)
             seconds += time.perf_counter() - start
             known |= found.stage.known
             if position == 0 and found.stage.end == len(self.model.nodes) and signature in self._accepted:
@@ -229,7 +231,9 @@ class ModelEngine(RunByName):
         self._evict(used)
         self.share = Share(seconds, outside)
         missing = {name: self._default(name) for name in self.outputs if name not in values and name not in known}
-        return {name: known[name] if name in known else values.get(name, missing.get(name)) for name in self.outputs}
+        results = {name: known[name] if name in known else values.get(name, missing.get(name)) for name in self.outputs}
+        shared = not self.inner  # by whoever runs a body, which changes nothing
+        return {n: _own(v) if shared and (n in known or n not in fresh) else v for n, v in results.items()}
 
     def _remember(self, signature: Signature, key: Key, found: _Compiled) -> None:
         """That a stage is all of the model, where no content is part of its key and it computes all outputs."""
@@ -388,6 +392,17 @@ class ModelEngine(RunByName):
         rows = [line.strip().split(": ", 1) for line in str(self).splitlines()[1:]]
         tables = (table("stages", ("nodes", "run by"), rows),) if rows else ()
         return Document(repr(self).strip("<>"), (), tables).html()
+
+
+def _own(value: object) -> object:
+    """A result that may be an input, a constant or another result, for the caller to change."""
+    match value:
+        case np.ndarray():
+            return value.copy()
+        case list():
+            return [_own(v) for v in cast("list[object]", value)]
+        case _:
+            return value
 
 
 def _arrays_of(engine: Engine, values: Mapping[str, object]) -> dict[str, Array]:

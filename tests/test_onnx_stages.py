@@ -60,6 +60,23 @@ def test_shapes_need_not_be_given_before() -> None:
     assert engine.compiled == 2
 
 
+def test_results_are_the_callers() -> None:
+    """An output that is an input is another array, which `out` may give."""
+    x_info, y_info = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", 4]) for n in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x_info], [x_info, y_info])
+    engine = engine_of(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]))
+    x = np.arange(-4, 4, dtype="f4").reshape(2, 4)
+    before = x.copy()
+    found = engine.run({"x": x})["x"]
+    assert isinstance(found, np.ndarray)
+    found[:] = 7
+    np.testing.assert_array_equal(x, before)
+    kept = np.empty_like(x)
+    engine.run({"x": x}, out={"y": x, "x": kept})
+    np.testing.assert_array_equal(kept, before)
+    np.testing.assert_array_equal(x, np.maximum(before, 0))
+
+
 def test_runs_like_the_last_one_are_checked_as_the_first() -> None:
     """Where they do not fit the compiled stage as they are, too."""
     node = helper.make_node("Softmax", ["x"], ["y"], axis=-1)
