@@ -18,6 +18,7 @@ from poly.interp_arrays import pack, solved_extent
 from poly.pointers import MAPPED, aligned_zeros, fresh_empty, fresh_zeros, on_lines
 from poly.program import Program, Tensor
 from poly.relations import writes_all
+from poly.scheduling.initialised import read_before_written
 
 Shapes = Mapping[str, tuple[int, ...]]
 _CLEARED: Final = 1 << 20  # bytes of zeros from which on numpy asks the system for them
@@ -26,7 +27,7 @@ _CLEARED: Final = 1 << 20  # bytes of zeros from which on numpy asks the system 
 def expected_arrays(
     inputs: Sequence[Tensor], outputs: Sequence[Tensor], shapes: Shapes, zeros: frozenset[str]
 ) -> list[Expected]:
-    """What native code asks of the arrays of a call. `zeros`: outputs with elements that no statement writes."""
+    """What native code asks of the arrays of a call. `zeros`: see `unwritten`."""
     position = {t.name: k for k, t in enumerate(inputs)}
 
     def one(t: Tensor, output: bool) -> Expected:
@@ -42,8 +43,11 @@ def expected_arrays(
 
 
 def unwritten(program: Program | None, outputs: Sequence[Tensor]) -> frozenset[str]:
-    """The outputs that may have elements which no statement writes."""
-    return frozenset(t.name for t in outputs if program is None or not writes_all(program, t))
+    """The outputs that may have elements which no statement writes, or reads before that: zeros, for these."""
+    if program is None:
+        return frozenset(t.name for t in outputs)
+    early = read_before_written(program)
+    return frozenset(t.name for t in outputs if t.name in early or not writes_all(program, t))
 
 
 def plain(array: Array) -> Array:

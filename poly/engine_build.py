@@ -25,6 +25,7 @@ from poly.scheduling.cpu_program import for_cpu, model_for_cpu
 from poly.scheduling.group_programs import canonical_names
 from poly.scheduling.grouping import Grouping, group_program
 from poly.scheduling.groups import Group
+from poly.scheduling.initialised import read_before_written
 from poly.scheduling.uneven import finite_factors
 
 
@@ -63,8 +64,11 @@ def build_engine(
 
 
 def whole_outputs(program: Program) -> frozenset[str]:
-    """The outputs of which statements write every element, whatever groups they are in: no run clears them."""
-    return frozenset(t.name for t in program.outputs if writes_all(program, t))
+    """The outputs of which statements write every element, whatever groups they are in, before one is read: no run
+    clears them.
+    """
+    whole = frozenset(t.name for t in program.outputs if writes_all(program, t))
+    return whole - read_before_written(program)
 
 
 def with_known(constants: Mapping[str, Array], known: Program | None) -> Mapping[str, Array]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import islpy as isl
 
 from poly.errors import PolyError
-from poly.program import Program, Statement
+from poly.program import Program, Role, Statement
 from poly.scheduling.dependences import SourceFacts, Touch, touches
 from poly.scheduling.flow import maps_of
 from poly.sets import OUT, within_budget, witness
@@ -25,7 +25,7 @@ def check_initialised(program: Program) -> None:
     Tensors that are written indirectly or by external statements are taken to be whole, and so is the old value that a
     conditional assignment keeps.
     """
-    writers = _writers(program)
+    writers = _writers(program, "temporary")
     facts: SourceFacts | None = None
     for s in program.statements:
         for touch in touches(program, s):
@@ -36,9 +36,30 @@ def check_initialised(program: Program) -> None:
                 _check_read(program, facts, s, touch)
 
 
-def _writers(program: Program) -> Mapping[str, list[Touch]]:
-    """The direct writes of every temporary that has only such."""
-    found: dict[str, list[Touch]] = {t.name: [] for t in program.tensors if t.role == "temporary"}
+def read_before_written(program: Program) -> frozenset[str]:
+    """The outputs of which an element may be read before anything wrote it: they have to begin as zero."""
+    whole = _writers(program, "output")
+    writers = {t.name: list[Touch]() for t in program.with_role("output")}
+    for s in program.statements:
+        for touch in touches(program, s):
+            if touch.write and touch.tensor in writers and s.external is None and not s.write.indirect:
+                writers[touch.tensor].append(touch)
+    found: set[str] = set()
+    facts: SourceFacts | None = None
+    for s in program.statements:
+        for touch in touches(program, s):
+            early = not touch.write and touch.tensor in writers.keys() - found
+            if early and not _plainly_written(s, touch, writers[touch.tensor]):
+                facts = facts or SourceFacts(program)
+                known = touch.tensor in whole and s.external is None
+                if not known or _unwritten(facts, s, touch) is not None:
+                    found.add(touch.tensor)
+    return frozenset(found)
+
+
+def _writers(program: Program, role: Role) -> Mapping[str, list[Touch]]:
+    """The direct writes of every tensor of a role that has only such."""
+    found: dict[str, list[Touch]] = {t.name: [] for t in program.tensors if t.role == role}
     for s in program.statements:
         for touch in touches(program, s):
             if touch.write and touch.tensor in found:
@@ -74,13 +95,21 @@ def _before(first: Statement, second: Statement) -> bool:
 
 
 def _check_read(program: Program, facts: SourceFacts, s: Statement, touch: Touch) -> None:
+    part = _unwritten(facts, s, touch)
+    if part is not None:
+        labels = [f"a{d}" for d in range(part.dim(OUT))]
+        instance, element = witness(part, (s.iterators, labels))
+        raise PolyError(
+            f"{instance} reads {element}, which nothing wrote before", where=f"{program.name}: statement {s.name}",
+            hint=f"write all of {touch.tensor} first (zero, for padding), or make it an input",
+        )  # fmt: skip
+
+
+def _unwritten(facts: SourceFacts, s: Statement, touch: Touch) -> isl.Map | None:
+    """Which instances read which elements that nothing wrote before; None where there are none, or to find them takes
+    too long.
+    """
     reader = next(r for r in facts.flow.readers(s) if r.position == touch.position)
     found = within_budget(_OPERATIONS, lambda: facts.flow.origin_of(reader), lambda: isl.UnionMap("{ }"))
-    for part in maps_of(found):
-        if part.get_tuple_name(OUT) == touch.tensor and not part.is_empty():
-            labels = [f"a{d}" for d in range(part.dim(OUT))]
-            instance, element = witness(part, (s.iterators, labels))
-            raise PolyError(
-                f"{instance} reads {element}, which nothing wrote before", where=f"{program.name}: statement {s.name}",
-                hint=f"write all of {touch.tensor} first (zero, for padding), or make it an input",
-            )  # fmt: skip
+    parts = (p for p in maps_of(found) if p.get_tuple_name(OUT) == touch.tensor and not p.is_empty())
+    return next(parts, None)

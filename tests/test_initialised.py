@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import poly
+from poly.codegen.kernel import Kernel
 from poly.errors import PolyError
 from poly.text import parse_program
 
@@ -40,3 +41,27 @@ def test_order_decides(body: str, legal: bool) -> None:
     else:
         with pytest.raises(PolyError, match="which nothing wrote before"):
             poly.compile(program)
+
+
+OUTPUT = "program p\ninput x: f32[64]\noutput y: f32[64]\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "early"),
+    [
+        ("u[i]: y[i] += x[i] where 0 <= i < 64", True),
+        ("u[i]: y[i] = y[i] + x[i] where 0 <= i < 64", True),
+        ("a[i]: y[i] = 0 where 2 <= i < 64\nu[i]: y[i] += x[i] where 0 <= i < 64", True),
+        ("a[i]: y[i] = 0 where 0 <= i < 64\nu[i]: y[i] += x[i] where 0 <= i < 64", False),
+        ("u[i]: y[i] = (y[i - 1] if i >= 1 else 0) + x[i] where 0 <= i < 64", False),
+    ],
+)
+def test_an_output_that_is_read_before_it_is_written_begins_as_zero(body: str, early: bool) -> None:
+    program = parse_program(OUTPUT + body)
+    kernel = poly.compile(program)
+    assert isinstance(kernel, Kernel)
+    assert ("y" in kernel.partial) == early
+    x = np.arange(64, dtype="f4")
+    for _ in range(4):  # of which the memory is that of the one before
+        expected = x if "i - 1" not in body else np.cumsum(x)
+        np.testing.assert_array_equal(np.asarray(kernel(x)), expected)
