@@ -63,8 +63,8 @@ def direct(s: State, access: Access) -> Address | None:
 
 def place_key(s: State, access: Access) -> tuple[object, ...]:
     """What tells where an access without indirection is at the current place."""
-    values = s.indices.values
-    return (id(access), s.indices.lane_range, *[values[name] for name in _plan(s, access).names])
+    values, plan = s.indices.values, s.plans.get(id(access)) or _plan(s, access)
+    return (id(access), s.indices.lane_range, *[values[name] for name in plan.names])
 
 
 def _plan(s: State, access: Access) -> Plan:

@@ -93,7 +93,8 @@ class State:
     `ahead`: of such loops, along which loop and how far they ask for what they touch.
     `written`: tensors that the loop around writes, with all in it; None outside of loops. `plans`: by the identity
     of an access; `located`: where accesses are, by what the names in them are; `loaded`: what was loaded where nobody
-    writes, by that and by the block. `index_vectors`: indices loaded from memory, all lanes. `sizes`: of the tree,
+    writes, by that and by the block. `factors`: by the identity of a statement, the reads whose product it adds to
+    registers, None for others. `index_vectors`: indices loaded from memory, all lanes. `sizes`: of the tree,
     those that are known.
     """
 
@@ -116,6 +117,7 @@ class State:
     plans: dict[int, Plan] = field(default_factory=dict[int, Plan])
     located: dict[PlaceKey, Address | None] = field(default_factory=dict[PlaceKey, "Address | None"])
     loaded: dict[PlaceKey, Value] = field(default_factory=dict[PlaceKey, Value])
+    factors: dict[int, tuple[int, ...] | None] = field(default_factory=dict[int, "tuple[int, ...] | None"])
     index_vectors: dict[str, Value] = field(default_factory=dict[str, Value])
     sizes: dict[str, int] = field(default_factory=dict[str, int])
     tiles: Tiles = field(default_factory=Tiles)

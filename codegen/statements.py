@@ -8,15 +8,17 @@ from poly.codegen.expressions import expression, multiply_accumulate
 from poly.codegen.instructions import dot, summed_bf16
 from poly.codegen.joined import joined
 from poly.codegen.loads import load
+from poly.codegen.places import register_place
+from poly.codegen.registers import Entry
 from poly.codegen.state import State
 from poly.codegen.status import WRITE
 from poly.codegen.stores import Update, side_by_side, store
 from poly.codegen.values import Value
 from poly.dtypes import is_float
 from poly.errors import UnsupportedError
-from poly.expr import DOT_BF16, DOTS, Apply, reads_of
+from poly.expr import DOT_BF16, DOTS, Apply, Read, reads_of
 from poly.loops import Compute
-from poly.program import ReadIndex
+from poly.program import Access, ReadIndex
 
 
 def needed_reads(node: Compute) -> list[int]:
@@ -38,7 +40,38 @@ def compute(s: State, node: Compute, needed: Sequence[int]) -> None:
             return store(s, node.write, Update(whole), values)
         for position in needed:
             values[position] = load(s, node.reads[position], values, position)
-        store(s, node.write, _update(s, node, values), values)
+        factors = _factors(s, node)
+        if factors is None or not _added(s, node.write, *(values[p] for p in factors)):
+            store(s, node.write, _update(s, node, values), values)
+
+
+def _factors(s: State, node: Compute) -> tuple[int, ...] | None:
+    """The two reads whose product a statement adds, in one rounding, to registers of their dtype; None for others."""
+    key = id(node)
+    if key not in s.factors:
+        body, combiner, dtype = node.body, node.combiner, s.tensors[node.write.tensor].dtype
+        added = combiner is not None and combiner.operator == "add" and node.contract and dtype in ("f32", "f64")
+        fused = added and s.target.fma and s.in_registers(node.write.tensor)
+        operands = body.arguments if fused and isinstance(body, Apply) and body.operator == "mul" else ()
+        reads = tuple(e.position for e in operands if isinstance(e, Read))
+        alike = len(reads) == 2 and all(s.tensors[node.reads[p].tensor].dtype == dtype for p in reads)
+        s.factors[key] = reads if alike else None
+    return s.factors[key]
+
+
+def _added(s: State, write: Access, a: Value, b: Value) -> bool:
+    """Add a product to a whole vector of registers, as `_update` and `store` do it; False where none is there. The
+    copies of a register tile are most of what is emitted.
+    """
+    lanes = s.lanes
+    if lanes is None or lanes.runtime_mask is not None or s.ops.sources:
+        return False
+    at, stride = register_place(s, write)
+    old = s.registers.entries.get((write.tensor, at))
+    if stride != 1 or old is None or old.value.lanes != lanes.width or old.count != lanes.count:
+        return False
+    s.registers.entries[write.tensor, at] = Entry(s.ops.call("fma", *s.ops.same(a, b, old.value)), old.count)
+    return True
 
 
 def _update(s: State, node: Compute, values: dict[int, Value]) -> Update:

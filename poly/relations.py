@@ -134,28 +134,58 @@ def range_of(program: Program, s: Statement, expression: Affine) -> tuple[int, i
     return program.ranges[key]
 
 
-@kept_by_name
 def box_bounds(domain: isl.Set, iterators: tuple[str, ...]) -> Mapping[str, tuple[int, int]] | None:
     """First and last value of every iterator of a domain that is a box with numbers as bounds; None for any other."""
+    found = cut_box(domain, iterators)
+    return found[0] if found is not None and not found[1] else None
+
+
+@kept_by_name
+def cut_box(
+    domain: isl.Set, iterators: tuple[str, ...]
+) -> tuple[Mapping[str, tuple[int, int]], Mapping[str, tuple[int, int, int]]] | None:
+    """A domain that is a box of which an iterator may take a part of every so many values alone: first and last value
+    of every iterator, and of some (n, first, last) of what they leave when divided by n; None for any other.
+    """
     pieces = domain.get_basic_sets()
     if len(pieces) != 1:
         return None
-    low, high = dict[str, int](), dict[str, int]()
+    low, high, parts = dict[str, int](), dict[str, int](), dict[str, tuple[int, int, int, int]]()
     for condition in conditions_of(pieces[0], iterators):
-        if condition is None or len(condition.expr.terms) != 1:
+        if condition is None or not condition.expr.terms or not _narrowed(condition, low, high, parts):
             return None
-        (atom, c), rest = condition.expr.terms[0], condition.expr.constant
-        if not isinstance(atom, Var) or (condition.equality and abs(c) > 1):
-            return None
-        if c > 0 or condition.equality:  # c * i + rest >= 0, or i = rest / -c
-            first = -(rest // c)
-            low[atom.name] = max(low.get(atom.name, first), first)
-        if c < 0 or condition.equality:
-            last = rest // -c
-            high[atom.name] = min(high.get(atom.name, last), last)
+    rests = {i: (n, first, last) for i, (n, _, first, last) in parts.items() if last - first + 1 < n}
+    if any(first < 0 or first > last for _, first, last in rests.values()):
+        return None
     if any(i not in low or i not in high or low[i] > high[i] for i in iterators):
         return None
-    return {i: (low[i], high[i]) for i in iterators}
+    return {i: (low[i], high[i]) for i in iterators}, rests
+
+
+def _narrowed(
+    condition: Constraint, low: dict[str, int], high: dict[str, int], parts: dict[str, tuple[int, int, int, int]]
+) -> bool:
+    """Whether a condition is a bound of an iterator, or of a part of a box: `i - n*((i + s) // n) >= first`, which is
+    (i + s) % n >= first + s, or the like for the last. `parts`: by iterator n, s, first and last.
+    """
+    match condition:
+        case Constraint(Affine(((Var(name), c),), constant)) if not condition.equality or abs(c) == 1:
+            if c > 0 or condition.equality:  # c * i + constant >= 0, or i = constant / -c
+                first = -(constant // c)
+                low[name] = max(low.get(name, first), first)
+            if c < 0 or condition.equality:
+                last = constant // -c
+                high[name] = min(high.get(name, last), last)
+            return True
+        case Constraint(Affine(((Var(name), 1 | -1 as c), (FloorDiv(argument, n), k)), constant), False) if k == -n * c:
+            shift = argument.constant
+            whole, first, last = (n, shift), -shift, n - 1 - shift
+            *known, first, last = parts.get(name, (*whole, first, last))
+            first, last = (max(first, -constant), last) if c > 0 else (first, min(last, constant))
+            parts[name] = (*whole, first, last)
+            return known == [*whole] and argument - shift == var(name)
+        case _:
+            return False
 
 
 def _values_in_box(expression: Affine, box: Mapping[str, tuple[int, int]]) -> tuple[int, int, bool] | None:

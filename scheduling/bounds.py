@@ -6,7 +6,7 @@ becomes a guard further in. The returned context says exactly what the bounds sa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import islpy as isl
@@ -14,7 +14,10 @@ import islpy as isl
 from poly.affine import Affine, Constraint, Var, var
 from poly.coefficients import CST, conditions_of, entry, set_of
 from poly.errors import UnsupportedError
+from poly.relations import box_bounds
 from poly.sets import DIV, PARAM, SET, affine_of_aff, interval, parameter_names
+
+Ends = Mapping[str, tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -35,25 +38,61 @@ class LoopBounds:
 
 
 def loop_bounds(
-    prefixes: Sequence[isl.Set], outer: isl.Set, context: isl.Set, names: Sequence[str],
-    ends: tuple[int, int] | None = None,
+    prefixes: Sequence[isl.Set], outer: isl.Set, context: isl.Set, names: Sequence[str], ends: Sequence[Ends] = ()
 ) -> LoopBounds:  # fmt: skip
     """Bounds of the last of the loops `names`.
 
     `prefixes`: per statement the values of these loops, `outer`: of the first statement without the last loop;
-    `context`: what is known of the loops around; `ends`: the first and the last value of the loop in the first
-    statement, where these are numbers whatever the loops around are. Raises `UnsupportedError` for a loop without
-    bounds.
+    `context`: what is known of the loops around; `ends`: per statement the first and the last value of its loops, where
+    these are numbers whatever the other loops are. Raises `UnsupportedError` for a loop without bounds.
     """
-    first = prefixes[0]
+    first, loop = prefixes[0], names[-1]
     if same(context, outer) and all(same(first, other) for other in prefixes[1:]):
-        if ends is not None:
-            low, end = Affine((), ends[0]), Affine((), ends[1] + 1)
-            return LoopBounds((low,), (end,), 1, (), low if ends[0] == ends[1] else None, (), first)
+        if ends and loop in ends[0]:
+            low, end = Affine((), ends[0][loop][0]), Affine((), ends[0][loop][1] + 1)
+            return LoopBounds((low,), (end,), 1, (), low if low + 1 == end else None, (), first)
         found = _exact_bounds(first, context, names)
         if found is not None:
             return found
-    return _hull_bounds(prefixes, context, names)
+    return bounds_of_boxes(ends, context, names) or bounds_of_hulls(prefixes, context, names)
+
+
+def bounds_of_boxes(ends: Sequence[Ends], context: isl.Set, names: Sequence[str]) -> LoopBounds | None:
+    """What `bounds_of_hulls` gives, where what the statements need is a box together, in a context that is one."""
+    whole = _joined(ends, names)
+    around = box_bounds(context.set_tuple_name(""), tuple(names[:-1])) if whole is not None and len(names) > 1 else {}
+    if whole is None or around is None:
+        return None
+    guard: list[Constraint] = []
+    for n, (first, last) in around.items():
+        low, high = whole[n]
+        if (low, high) != (first, last) and (low == high or low < first or high > last):
+            return None
+        guard += [Constraint(var(n) - low)] * (low > first) + [Constraint(high - var(n))] * (high < last)
+    loop, (low, high) = names[-1], whole[names[-1]]
+    limits = [Constraint(var(loop) - low), Constraint(high - var(loop))]
+    known = context.add_dims(SET, 1)
+    known = known.intersect(set_of([*guard, *limits], names, parameter_names(known)))
+    start, end = Affine((), low), Affine((), high + 1)
+    guard.sort(key=_long_first)
+    return LoopBounds((start,), (end,), 1, tuple(guard), start if low == high else None, (), known)
+
+
+def _joined(ends: Sequence[Ends], names: Sequence[str]) -> Ends | None:
+    """The box that boxes are together, which differ along one loop at most and leave nothing out there; else None."""
+    if not ends or any(n not in box for box in ends for n in names):
+        return None
+    whole = {n: ends[0][n] for n in names}
+    differing = [n for n in names if any(box[n] != whole[n] for box in ends)]
+    if len(differing) > 1:
+        return None
+    for n in differing:
+        reach = whole[n] = min(box[n] for box in ends)
+        for low, high in sorted({box[n] for box in ends}):
+            if low > reach[1] + 1:
+                return None
+            reach = whole[n] = (reach[0], max(reach[1], high))
+    return whole
 
 
 def with_last(bounds: LoopBounds, prefixes: Sequence[isl.Set]) -> LoopBounds:
@@ -90,7 +129,7 @@ def _exact_bounds(values: isl.Set, context: isl.Set, names: Sequence[str]) -> Lo
     return LoopBounds(_sorted(lower), _sorted(upper), 1, (), value, (), values)
 
 
-def _hull_bounds(prefixes: Sequence[isl.Set], context: isl.Set, names: Sequence[str]) -> LoopBounds:
+def bounds_of_hulls(prefixes: Sequence[isl.Set], context: isl.Set, names: Sequence[str]) -> LoopBounds:
     """The bounds that hold for all statements, cheapest way first."""
     known = context.add_dims(SET, 1)
     together = prefixes[0]
@@ -140,12 +179,16 @@ def _needed(conditions: list[Constraint], known: isl.Set, names: Sequence[str]) 
     if above <= 1 and below <= 1 and above + below == len(conditions):
         return conditions
     parameters = parameter_names(known)
-    kept = sorted(conditions, key=lambda c: (c.equality, -len(c.expr.terms), str(c.expr)))
+    kept = sorted(conditions, key=_long_first)
     for c in [*kept]:
         others = [other for other in kept if other is not c]
         if known.intersect(set_of(others, names, parameters)).is_subset(set_of([c], names, parameters)):
             kept = others
     return kept
+
+
+def _long_first(c: Constraint) -> tuple[bool, int, str]:
+    return c.equality, -len(c.expr.terms), str(c.expr)
 
 
 def _split(expression: Affine, loop: str) -> tuple[int, Affine]:

@@ -66,15 +66,17 @@ def _exposed(
 def _exposed_read(vectors: Vectors, touch: Touch, tile: Tile, writers: Sequence[Statement]) -> isl.Map:
     """`_exposed` of one read."""
     schedule, s, depth = vectors.schedule, touch.statement, len(tile.loops)
-    place = bound_expressions(schedule.program, s, schedule.nests[s.name].expressions(tile.loops)).reverse()
-    part = place.apply_range(touch.relation)
+    assert touch.access is not None
+    part = tile_access(schedule, s, touch.access, tile)
     mixed: list[Statement] = []
     for writer in writers:  # those whose nest is before the read's inside the tile wrote everything by then
         shared, order = relation_in_time(schedule.nests[writer.name].path, schedule.nests[s.name].path)
         if len(shared) > depth or order == "same":
             mixed.append(writer)
         elif order == "before" and not part.is_empty():
-            part = part.subtract(tile_access(schedule, writer, writer.write, tile))
+            written = tile_access(schedule, writer, writer.write, tile)
+            same = part.plain_is_equal(written)
+            part = isl.Map.empty(part.get_space()) if same else part.subtract(written)
     if part.is_empty() or not mixed:
         return part
     if touch.position < 0 and mixed == [s]:  # the first update of an element in a tile finds none of this tile
@@ -82,6 +84,7 @@ def _exposed_read(vectors: Vectors, touch: Touch, tile: Tile, writers: Sequence[
     reads = touch.relation
     for writer in mixed:
         reads = reads.subtract_domain(_written_before(vectors, writer, touch, depth))
+    place = bound_expressions(schedule.program, s, schedule.nests[s.name].expressions(tile.loops)).reverse()
     return part.intersect(place.apply_range(reads))
 
 

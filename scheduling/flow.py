@@ -56,6 +56,7 @@ class Flow:
                 if touch.write:
                     self._writes.setdefault(touch.tensor, []).append(touch)
         self._found: dict[tuple[str, int], isl.UnionMap] = {}
+        self._parts: dict[tuple[str, int], tuple[isl.UnionMap, isl.UnionMap]] = {}
         self._keys: dict[tuple[int, int], isl.Map] = {}  # by the identity of a touch, which `vectors` keeps
         self._latest: dict[tuple[int, int], isl.Map] = {}
 
@@ -75,12 +76,23 @@ class Flow:
 
     def origin_of(self, reader: Reader) -> isl.UnionMap:
         """{ reader[...] -> writer[...], T[element] or neutral }: copies and merges replaced by what they bring."""
-        direct, merges = self._split(self.writers_of(reader), self._is_merge)
+        direct, merges = self._parts_of(reader)
         return direct if merges.is_empty() else direct.union(merges.apply_range(self.merged))
+
+    def merges_of(self, reader: Reader) -> isl.UnionMap:
+        """The part of `writers_of` that ends in merges."""
+        return self._parts_of(reader)[1]
+
+    def _parts_of(self, reader: Reader) -> tuple[isl.UnionMap, isl.UnionMap]:
+        """The writers that are no merges, and those that are."""
+        key = _key(reader)
+        if key not in self._parts:
+            self._parts[key] = self._split(self.writers_of(reader), self._is_merge)
+        return self._parts[key]
 
     def writers_of(self, reader: Reader) -> isl.UnionMap:
         """{ reader[...] -> writer[...], T[element] or neutral }: copies replaced by what they copied, and so on."""
-        key = (reader.name if reader.touch else f"{END}{reader.tensor}", reader.position)
+        key = _key(reader)
         if key in self._found:
             return self._found[key]
         result = self._without_copies(self._last_writers(reader))
@@ -344,6 +356,11 @@ def _end_of_time(domain: isl.Set, depth: int) -> isl.Map:
     """A time after all others: these begin with 0, it with 1."""
     later = isl.Set(f"{{ [{', '.join(['1', *['0'] * depth])}] }}")
     return isl.Map.from_domain_and_range(domain, later)
+
+
+def _key(reader: Reader) -> tuple[str, int]:
+    """What tells a reader from the others of a schedule."""
+    return (reader.name if reader.touch else f"{END}{reader.tensor}", reader.position)
 
 
 def _same_reduction(reader: Reader, writer: Touch) -> bool:

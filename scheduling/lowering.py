@@ -130,7 +130,7 @@ class _Lowering:
         inner = (*names, tree.loop)
         outer = self.placed[members[0]].prefixes[len(names)]
         prefixes = [self.placed[s].prefixes[len(inner)] for s in members]
-        bounds = loop_bounds(prefixes, outer, context, inner, self.placed[members[0]].ends.get(tree.loop))
+        bounds = loop_bounds(prefixes, outer, context, inner, [self.placed[s].ends for s in members])
         mark = self.schedule.marks.get(tree.loop, Mark())
         bounds = with_last(bounds, prefixes) if mark.kind == "vector" else bounds
         dropped = bounds.value is not None and mark.kind not in ("parallel", "unit")

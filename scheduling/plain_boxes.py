@@ -2,8 +2,9 @@
 
 A loop `(i + s) // d` says `i == d*loop - s + rest`, where the rest starts at 0 in every tile of a domain that is a box
 and begins with one, and `rest // e` says the same of the rest. So a subscript with positive factors starts in every
-tile at the same sum of loops, and goes furthest in the first tile, which is whole. What `box_of` finds by isl is the
-same.
+tile at the same sum of loops, and goes furthest in the first tile, which is whole. Of a domain that takes a part of
+every tile alone, as pieces of a split inside of tiles do, the rest starts where that part does. What `box_of` finds by
+isl is the same.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from dataclasses import dataclass
 
 from poly.affine import Affine, FloorDiv, Var, var
 from poly.program import Access, Statement
-from poly.relations import bound_domain, box_bounds
+from poly.relations import bound_domain, cut_box
 from poly.scheduling.footprint import Box
 from poly.scheduling.schedule import Schedule
 
 Span = tuple[Affine, int]  # the first value in a tile, and how many there are in a whole one
+_Around = tuple[Affine, int, int, tuple[int, int, int] | None]  # a loop, the ends of its iterator, the part it takes
 
 
 def plain_box(
@@ -26,7 +28,7 @@ def plain_box(
     """The box that uses of a tensor touch in one iteration of `loops`, called `variables`; None where it is not plain
     (`poly.scheduling.footprint.box_of` may find one).
     """
-    tiles: list[tuple[Affine, int, int]] | None = None
+    tiles: list[_Around] | None = None
     found: list[list[Span]] = []
     for s, access in uses:
         if access.guard or access.indirect:
@@ -55,25 +57,27 @@ def plain_box(
 @dataclass(frozen=True)
 class _Split:
     """The iterators of a statement as what loops around say and a rest. `tiles`: these loops, with the ends of their
-    iterator, which is called by its place among them.
+    iterator, which is called by its place among them, and the part of tiles that it takes.
     """
 
     spans: dict[str, Span]
-    tiles: list[tuple[Affine, int, int]]
+    tiles: list[_Around]
 
     @staticmethod
     def of(schedule: Schedule, s: Statement, loops: Sequence[str], variables: Sequence[str]) -> _Split | None:
-        bounds = box_bounds(bound_domain(schedule.program, s), s.iterators)
-        if bounds is None:
+        found = cut_box(bound_domain(schedule.program, s), s.iterators)
+        if found is None:
             return None
+        bounds, parts = found
+        cut: dict[str, int] = {}  # where the part of a tile begins, of those that are walked
         spans: dict[str, Span] = {i: (Affine((), low), high - low + 1) for i, (low, high) in bounds.items()}
         rests: dict[str, Affine] = {}
-        tiles: list[tuple[Affine, int, int]] = []
+        tiles: list[_Around] = []
         nest = schedule.nests[s.name]
         for loop, variable in zip(loops, variables, strict=True):
             value = nest.loops[loop].substitute(schedule.program.binding)
             if value.is_constant:
-                tiles.append((value, 0, 0))
+                tiles.append((value, 0, 0, None))
                 continue
             if len(value.terms) != 1 or value.terms[0][1] != 1 or len(value.names) != 1:
                 return None
@@ -81,22 +85,25 @@ class _Split:
             if name not in spans:
                 return None
             place = list(rests).index(name) if name in rests else len(rests)
-            tiles.append((value.substitute({name: var(f"#{place}")}), *bounds[name]))
+            tiles.append((value.substitute({name: var(f"#{place}")}), *bounds[name], parts.get(name)))
             first, count = spans[name]
             atom, rest = value.terms[0][0], rests.get(name, var(name))
             argument, divisor = (atom.argument, atom.divisor) if isinstance(atom, FloorDiv) else (value, 1)
             shift = argument - rest
-            start = (bounds[name][0] if name not in rests else 0) + shift.constant
-            if shift.terms or start % divisor or (name in rests and start):
+            start = (bounds[name][0] if name not in rests else cut.get(name, 0)) + shift.constant
+            if shift.terms or start % divisor:
                 return None
+            begin = first - cut.get(name, 0) if name in rests else Affine()
             outer = var(variable) - (value.constant if divisor > 1 else 0)
+            rests[name] = argument % divisor
+            cut |= {name: 0} if name in cut else {}
             if count <= divisor:  # one tile
-                spans[name], rests[name] = (first, count), argument % divisor
                 continue
-            begin = first if name in rests else Affine()
-            moved = outer * divisor - (shift.constant if name not in rests else 0)
-            spans[name], rests[name] = (begin + moved, divisor), argument % divisor
-        return _Split(spans, tiles)
+            spans[name] = begin + outer * divisor - shift.constant, divisor
+            if name in parts and name not in cut and rests[name] == var(name) % parts[name][0]:
+                _, low, high = parts[name]
+                spans[name], cut[name] = (spans[name][0] + low, high - low + 1), low
+        return _Split(spans, tiles) if cut.keys() == parts.keys() else None
 
     def span(self, subscript: Affine) -> Span | None:
         """A subscript's first value in a tile, and how many from the first to the last."""

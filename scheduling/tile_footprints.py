@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import islpy as isl
 
@@ -17,13 +17,16 @@ from poly.sets import OUT, coalesced, identifier
 
 @dataclass(frozen=True)
 class Tile:
-    """What the users of a promotion touch per tile. `footprint`: { [variables] -> [elements] }, names of their own."""
+    """What the users of a promotion touch per tile. `footprint`: { [variables] -> [elements] }, names of their own;
+    `parts`: what of it is each access of a statement.
+    """
 
     loops: tuple[str, ...]
     variables: tuple[str, ...]
     elements: tuple[str, ...]
     footprint: isl.Map
     box: Box
+    parts: Mapping[tuple[str, Access], isl.Map] = field(default_factory=dict[tuple[str, Access], isl.Map])
 
 
 def accesses_to(s: Statement, tensor: str, reads: Sequence[int] | None) -> list[Access]:
@@ -42,6 +45,7 @@ def tile_of(
     program = schedule.program
     variables = apart([identifier(name) for name in loops], program.parameters)
     footprint: isl.Map | None = None
+    parts: dict[tuple[str, Access], isl.Map] = {}
     uses: list[tuple[Statement, Access]] = []
     for name in users:
         s = program.statement[name]
@@ -49,18 +53,20 @@ def tile_of(
         for access in accesses_to(s, tensor, reads):
             seen = replace(access, guard=(), fill=None) if pad else access
             uses.append((s, seen))
-            part = where.apply_range(bound_access(program, s, seen))
+            part = parts[name, seen] = where.apply_range(bound_access(program, s, seen))
             footprint = part if footprint is None else footprint.union(part)
     assert footprint is not None
     known = coalesced(footprint.set_tuple_name(OUT, "") if footprint.has_tuple_name(OUT) else footprint)
     elements = apart([f"e{d}" for d in range(known.dim(OUT))], (*variables, *program.parameters))
     box = plain_box(schedule, loops, variables, uses)
     box = box or box_of(known, variables, f"{schedule.source.name}: {tensor} at {at}")
-    return Tile(loops, variables, elements, known, box)
+    return Tile(loops, variables, elements, known, box, parts)
 
 
 def tile_access(schedule: Schedule, s: Statement, access: Access, tile: Tile) -> isl.Map:
     """What a statement touches by one access in each tile: { [loop values] -> T[subscripts] }."""
+    if (found := tile.parts.get((s.name, access))) is not None:
+        return found
     program = schedule.program
     where = bound_expressions(program, s, schedule.nests[s.name].expressions(tile.loops))
     return where.reverse().apply_range(bound_access(program, s, access))

@@ -114,9 +114,9 @@ def _check_partial(schedule: Schedule, flow: Flow, s: Statement, reader: Reader)
 
 def _once(schedule: Schedule, flow: Flow, s: Statement | None, reader: Reader) -> None:
     """No contribution comes to a read through two merges."""
-    if flow.shared.is_empty():
+    merges = flow.merges_of(reader)
+    if merges.is_empty() or flow.merged.intersect_domain(merges.range()).is_injective():
         return
-    merges = flow.writers_of(reader)
     twice = merges.apply_range(flow.shared).intersect(merges)
     if twice.is_empty():
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from itertools import product
 from random import Random
 
@@ -10,11 +11,14 @@ import islpy as isl
 import pytest
 
 import poly
-from poly.affine import Affine, var
+from poly.affine import Affine, Constraint, var
+from poly.coefficients import set_of
 from poly.errors import PolyError
 from poly.expr import Const
 from poly.loops import Compute, For
 from poly.program import Access, Statement, box_domain
+from poly.scheduling import bounds
+from poly.scheduling.bounds import Ends
 from poly.scheduling.edits import unchecked
 from poly.scheduling.footprint import box_of
 from poly.scheduling.instances import Place
@@ -45,6 +49,61 @@ def tiled(random: Random) -> Schedule:
         except PolyError:
             continue
     return schedule
+
+
+def pieces(random: Random) -> Schedule:
+    """Rows in blocks, each block cut in two pieces that are tiled by themselves, as blocks that rows do not divide."""
+    block, blocks = random.choice([5, 8, 12]), random.randint(2, 4)
+    rows, window = block * blocks - random.randint(0, 2), random.randint(1, 3)
+    schedule = unchecked(Schedule(poly.parse(TEXT.format(c=1), A=(rows + window - 1, 4), B=(window, 4))))
+    (name,) = (s.name for s in schedule.program.statements if s.combiner is not None)
+    schedule = schedule.tile({schedule.nests[name].names[0]: block})
+    at = random.randint(1, block - 2)
+    inner = next(n for n in schedule.nests[name].names if n.endswith(".p"))
+    schedule = schedule.split(inner, at)
+    schedule = schedule.shift(f"{name}_hi", f"{inner}.hi", -at)
+    return schedule.tile({f"{inner}.lo": random.choice([1, 2, 3])}).tile({f"{inner}.hi": random.choice([2, 3])})
+
+
+def test_pieces_of_blocks_have_plain_boxes_and_isl_finds_the_same():
+    plain = 0
+    for seed in range(12):
+        schedule = pieces(Random(seed))
+        for s in schedule.program.statements:
+            if s.combiner is None:
+                continue
+            for at in schedule.nests[s.name].names:
+                for tensor in ("A", "C"):
+                    tile = tile_of(schedule, tensor, at, [s.name])
+                    uses = [(s, a) for a, _ in s.accesses if a.tensor == tensor]
+                    box = plain_box(schedule, schedule.outer(at), tile.variables, uses)
+                    plain += box is not None
+                    assert box is None or box == box_of(tile.footprint, tile.variables, ""), (seed, s.name, at)
+    assert plain > 100
+
+
+def test_bounds_of_loops_around_several_boxes_are_those_of_isl():
+    rng, found = Random(1), 0
+    names = ("a", "b", "c")
+    for _ in range(300):
+        around: Ends = {n: (rng.randint(-1, 1), rng.randint(4, 6)) for n in names[:-1]}
+        moved = rng.choice(names)
+        first: Ends = {n: (rng.randint(0, 1), rng.randint(2, 4)) for n in names}
+        ends = [first, *({**first, moved: (k, k + rng.randint(0, 4))} for k in range(rng.randint(0, 3)))]
+        context, *prefixes = (_box(box) for box in (around, *ends))
+        ours = bounds.bounds_of_boxes(ends, context, names)
+        if ours is None:
+            continue
+        found += 1
+        isls = bounds.bounds_of_hulls(prefixes, context, names)
+        assert ours.context.is_equal(isls.context)
+        assert replace(ours, context=context) == replace(isls, context=context), (around, ends)
+    assert found > 150
+
+
+def _box(ends: Ends) -> isl.Set:
+    limits = [c for n, (low, high) in ends.items() for c in (Constraint(var(n) - low), Constraint(high - var(n)))]
+    return set_of(limits, [*ends], ())
 
 
 def touched(schedule: Schedule, loops: tuple[str, ...], uses: list[tuple[Statement, Access]]):
