@@ -189,7 +189,8 @@ def memory_suffix(dtype: str, lanes: int) -> str:
 
 def _pair_row(s: State, tensor: Tensor, subscripts: Sequence[Affine]) -> tuple[int, int] | None:
     """Of every second element of a tensor's rows: 0 or 1, the place of the first one in a pair of elements, and how
-    many elements the row has from that pair on at least; None where pairs do not lie along a row.
+    many elements of pairs that are read the row has from that pair on at least; None where pairs do not lie along a
+    row. Behind these rows may have a gap, as those of a view, whose last one need not have it in memory.
     """
     forms = [s.indices.linear(c) for c in subscripts]
     if tensor.layout is not None or any(f.lane for f in forms[:-1]):
@@ -199,7 +200,7 @@ def _pair_row(s: State, tensor: Tensor, subscripts: Sequence[Affine]) -> tuple[i
     assert s.lanes is not None
     if extent.terms or reach is None or reach[0] < odd:
         return odd, 0
-    return odd, extent.constant - (reach[1] - 2 * (s.lanes.count - 1) - odd)
+    return odd, min(extent.constant, reach[1] // 2 * 2 + 2) - (reach[1] - 2 * (s.lanes.count - 1) - odd)
 
 
 def _load_pairs(

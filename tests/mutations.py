@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count as numbers
+from itertools import pairwise
 from typing import Final
 
 import islpy as isl
@@ -174,6 +175,18 @@ def random_parallelise(rng: random.Random, schedule: Schedule) -> tuple[str, tup
     return "parallelise", (pick(rng, loops_of(schedule)),)
 
 
+def random_nowait(rng: random.Random, schedule: Schedule) -> tuple[str, tuple[object, ...]]:
+    pairs = [
+        (a.loop, b.loop)
+        for sequence in sequences(schedule.tree)
+        for a, b in pairwise(sequence.children)
+        if isinstance(a, Band) and isinstance(b, Band) and {schedule.kind(c.loop) for c in (a, b)} == {"parallel"}
+    ]  # fmt: skip
+    pair = some(rng, pairs)
+    assert isinstance(pair, tuple)
+    return "nowait", pair
+
+
 def random_tensorise(rng: random.Random, schedule: Schedule) -> tuple[str, tuple[object, ...]]:
     names = schedule.nests[pick(rng, [s for s, nest in schedule.nests.items() if nest.names])].names
     return "tensorise", (names[-rng.randint(1, len(names)) :], "mm")
@@ -250,7 +263,7 @@ PRIMITIVES: Final[Mapping[str, Callable[[random.Random, Schedule], tuple[str, tu
     "shift": random_shift, "skew": random_skew, "split": random_split, "unroll": random_unroll,
     "vectorise": random_vectorise, "nontemporal": random_nontemporal, "prefetch": random_prefetch,
     "prefetch_copy": random_prefetch_copy, "prefetch_block": random_prefetch_block, "parallelise": random_parallelise,
-    "tensorise": random_tensorise,
+    "nowait": random_nowait, "tensorise": random_tensorise,
     "promote": random_promote, "recompute": random_recompute, "inline": random_inline,
     "double_buffer": random_double_buffer, "rfactor": random_rfactor, "overlay": random_overlay,
 }  # fmt: skip
@@ -293,6 +306,9 @@ def base_for(rng: random.Random, kind: str, start: Schedule) -> Schedule:
         return schedule
     if kind == "inline":
         return random_legal(rng, start, rng.randint(2, 7), ("tile", "promote", "promote", "fuse", "interchange"))
+    if kind == "nowait":
+        schedule = random_legal(rng, start, rng.randint(0, 3), ("split", "split", "distribute", "promote", "tile"))
+        return random_legal(rng, schedule, 8, ("parallelise", "parallelise", "parallelise", "nowait"))
     if kind in ("nontemporal", "prefetch"):
         schedule = random_legal(rng, start, rng.randint(0, 2), ("tile", "interchange", "split"))
         return random_legal(rng, schedule, 6, ("vectorise",))

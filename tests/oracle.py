@@ -478,7 +478,7 @@ class Oracle:
         trace = execute(self.program, events)
         return [
             *self._instances(schedule.program, events), *self._order(events),
-            *self._values(events, trace), *self._marks(schedule, events), *bounds,
+            *self._values(events, trace), *self._marks(schedule, events), *self._unmet(schedule, events), *bounds,
         ]  # fmt: skip
 
     def _instances(self, program: Program, events: Sequence[Event]) -> Iterator[Violation]:
@@ -556,6 +556,23 @@ class Oracle:
                 for a, b in set(conflicts(group) if mark.kind == "unit" else at_once(group, reduced)):
                     if events[a].loops[loop] != events[b].loops[loop]:
                         yield Violation("parallel", events[a].instance, events[b].instance, f"conflict in loop {loop}")
+
+    def _unmet(self, schedule: Schedule, events: Sequence[Event]) -> Iterator[Violation]:
+        """Conflicts between a parallel loop and those that threads reach from it without a meeting."""
+        next_of = {n: m.nowait for n, m in schedule.marks.items() if m.nowait and n in schedule.loop_statements}
+        for loop in next_of:
+            other, passed = next_of[loop], {loop}
+            while other in schedule.loop_statements and other not in passed:
+                passed.add(other)
+                around = [o for o in schedule.outer(loop)[:-1] if o in schedule.outer(other)]
+                groups: dict[tuple[int, ...], list[tuple[int, Event]]] = {}
+                for k, event in enumerate(events):
+                    if loop in event.loops or other in event.loops:
+                        groups.setdefault(tuple(event.loops[o] for o in around), []).append((k, event))
+                for a, b in {pair for group in groups.values() for pair in at_once(group)}:
+                    if (loop in events[a].loops) != (loop in events[b].loops):
+                        yield Violation("parallel", events[a].instance, events[b].instance, f"{loop} to {other}")
+                other = next_of.get(other, "")
 
     def _outside(self, program: Program, events: Sequence[Event]) -> Iterator[Violation]:
         extents = {t.name: t.extents(program.binding) for t in program.tensors}

@@ -464,6 +464,17 @@ def test_every_second_element_of_fewer_than_all_lanes(lanes: int, phase: int) ->
         assert ("masked.load" in kernel.ir) == (lanes < LANES)  # of the second vector, what lies in the row
 
 
+def test_complex_rows_with_a_gap_end_with_their_last_element() -> None:
+    """Behind the last row of a view there need be no gap."""
+    rows, columns, pitch = 4, LANES // 2 + 2, LANES + 7
+    with before_a_closed_page(2 * ((rows - 1) * pitch + columns)) as x:
+        pairs = x.view(np.complex64)
+        view = np.lib.stride_tricks.as_strided(pairs, (rows, columns), (pitch * 8, 8))
+        ones = np.ones((rows, 3), np.complex64)
+        found = poly.einsum("ki,kj,jl->il", view, ones, np.eye(3, dtype=np.complex64))
+        np.testing.assert_array_equal(found, np.repeat(view.sum(axis=0)[:, None], 3, axis=1))
+
+
 @pytest.mark.parametrize("kind", ["serial", "vector"])
 def test_triangle(kind: str) -> None:
     n = 13
