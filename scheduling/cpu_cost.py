@@ -148,7 +148,7 @@ def cycles_of_memory(
             if 0 < n < last and walk.touched.alone.any():
                 waits = waits + np.where(own, 0.0, kept.moved(walk.touched.alone, walk.around)) * WAITING / cache.rate
         levels.append(total / cache.rate)
-    walks = [boxes.with_buffer(walk) for walk in walks] if core.afar else walks
+    walks = [boxes.with_buffer(walk, k) for k, walk in enumerate(walks)] if core.afar else walks
     copied = [{k: walk.copied[n] for k, walk in enumerate(walks) if n in walk.copied} for n in range(len(nests))]
     return MemoryCycles(levels[:-1], coming, levels[-1] + waits, bursts), copied
 

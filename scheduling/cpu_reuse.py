@@ -38,12 +38,14 @@ class Loop:
 @dataclass(frozen=True)
 class Copy:
     """A packed operand: copied at a depth of the nest, `rate` elements a cycle; from there inwards it lies densely.
-    `near`: elements a cycle where what is copied has been asked for and is in the nearest cache, 0 where nothing is.
+    `near`: elements a cycle where what is copied has been asked for and is in the nearest cache, 0 where nothing is;
+    `on_way`: a panel is used while it is copied.
     """
 
     depth: int
     rate: Numbers
     near: Numbers | float = 0.0
+    on_way: bool = False
 
 
 @dataclass(frozen=True)
@@ -170,19 +172,24 @@ class Boxes:
             np.where(inside, dense, needed),
         ), around  # fmt: skip
 
-    def with_buffer(self, walk: Walk) -> Walk:
+    def with_buffer(self, walk: Walk, k: int) -> Walk:
         """A walk whose copies go to a buffer that the core's own caches have lost, if they have when the next block is
-        copied: tiles were done with one panel of it after the other, and with all the rest in between.
+        copied: tiles were done with one panel of it after the other, and with all the rest in between. The first cache
+        has lost what it holds one panel of, if none is used on its way or asked for ahead (0124).
         """
-        own, copied = self.core.caches[len(self.core.own) - 1], dict(walk.copied)
+        first, own = self.core.caches[0], self.core.caches[len(self.core.own) - 1]
+        copied = dict(walk.copied)
         for n, (nest, at) in enumerate(_placed(self.nests)):
             depth = _panels(walk.operand, nest, copied[n].depth) if n in copied else None
             if depth is not None:
-                between = self._together[depth, at]
+                between, bytes_twice = self._together[depth, at], 2 * copied[n].bytes
                 reused = prod((loop.trips for loop in nest.loops[depth + 1 :]), start=np.ones(()))
-                lost = (between > own.capacity) & (nest.loops[depth].trips > 1) & (reused > 1)
-                cycles = copied[n].cycles + np.where(lost, 2 * copied[n].bytes / own.rate, 0.0)
-                copied[n] = replace(copied[n], cycles=cycles)
+                several = (nest.loops[depth].trips > 1) & (reused > 1)
+                near = walk.touched.needed[depth + 1, at] <= self.core.counted_on(0)
+                near &= (walk.asked[at] == 0) & (not nest.copies[k].on_way)
+                lost = np.where(several & (between > own.capacity), bytes_twice / own.rate, 0.0)
+                again = np.where(several & (between > first.capacity) & near, bytes_twice / first.rate, 0.0)
+                copied[n] = replace(copied[n], cycles=copied[n].cycles + lost + again)
         return replace(walk, copied=copied)
 
     @cached_property

@@ -127,6 +127,10 @@ class PlannedWays(Ways):
         around = prod(self.facts.extents[a] for a in self.around(way)[0]) * -(-self.vectors // vectors)
         return around % threads == 0 or around >= EVEN_SHARES * threads
 
+    def may_be_on_way(self, way: Way, k: int) -> bool:
+        """Whether the first tile of rows may make the copy of an operand that is packed, whatever comes ahead."""
+        return self._on_way(self._pack(k, dict(way.packs)[k], way, 1, 1, 0), way)
+
     def _on_way(self, pack: Pack, way: Way) -> bool:
         """Whether the first tile of rows makes the copy of what is packed, step by step: it lies along the lanes, every
         step reads some of it, in the order in which it lies, and the copy takes a share of the time of operations. (All

@@ -950,3 +950,12 @@ def test_panels_of_a_buffer_are_not_used_one_after_the_other_where_it_is_lost_me
     plan = contraction_plan(facts_on(poly.parse(GEMM, A=(1024, 1024), B=(1024, 1024)), MESH), 1)
     assert isinstance(plan, BlockPlan)
     assert plan.row_block or plan.lanes_inside or plan.strips[0].block == 1
+
+
+def test_panels_that_the_first_cache_keeps_are_packed_one_by_one_or_used_in_turns() -> None:
+    """Of two of 16 KB, turned when they are packed, one is lost to the other's rows of A until it is written again."""
+    program = poly.parse("C[b,i,j] += A[b,i,k]*B[b,j,k]", A=(12, 128, 64), B=(12, 128, 64))
+    plan = contraction_plan(facts_on(program, MESH), 2)
+    assert isinstance(plan, BlockPlan)
+    assert [p.site for p in plan.packs] == ["lanes"]
+    assert plan.lanes_inside or plan.strips[0].block == 1
