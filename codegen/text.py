@@ -180,12 +180,15 @@ class Writer:
             self.depth_of[name] = depth
         return region.known[text]
 
-    def latch(self, label: str, counter: str, following: str, step: int, last: str) -> None:
-        """The end of a counted loop `label`: the next value of its counter, back while it is below `last`; its exit."""
+    def latch(self, label: str, counter: str, following: str, step: int, last: str, going: str | None = None) -> None:
+        """The end of a counted loop `label`: the next value of its counter, back while it is below `last`, and while
+        the bit `going` is set; its exit.
+        """
         self.emit(f"br label %{label}l")
         self.label(f"{label}l")
         self.emit(f"{following} = add nsw i64 {counter}, {step}")
         again = self.value(f"icmp slt i64 {following}, {last}")
+        again = again if going is None else self.value(f"and i1 {again}, {going}")
         self.emit(f"br i1 {again}, label %{label}, label %{label}x")
         self.label(f"{label}x")
 

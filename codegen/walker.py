@@ -14,6 +14,7 @@ from dataclasses import replace
 from poly.affine import Constraint, var
 from poly.codegen.addresses import Linear
 from poly.codegen.asks import ask_for
+from poly.codegen.loads import load
 from poly.codegen.loop_ends import Ends, ends_of
 from poly.codegen.matrix import begin_buffer, command, require_no_tiles, told_shapes
 from poly.codegen.predicates import both, predicate, prefix_mask
@@ -46,6 +47,7 @@ class Walker:
         self.fixed: dict[int, Ends] = {}  # of loops whose bounds are numbers
         self.writes = RegisterWrites(state.in_registers)
         self.probed: dict[object, frozenset[Place]] = {}
+        self.going: dict[str, str] = {}  # of the loops around, what a statement wrote that says when they end
 
     def nodes(self, nodes: Sequence[Node]) -> None:
         if not self.s.tiles.spaces:
@@ -90,6 +92,8 @@ class Walker:
             needed = self.needed[id(node)] = needed_reads(node)
             require_no_tiles(self.s, node)
         compute(self.s, node, needed)
+        if node.statement in self.going:
+            self.going[node.statement] = load(self.s, node.write, {}, 0).text
 
     # -- loops
 
@@ -181,7 +185,7 @@ class Walker:
         writer.depth_of[counter] = writer.depth + 1
         s.indices.set_variable(node.variable, counter, interval)
         with writer.region(region) as lines:
-            self._iteration(node)
+            going = self._iteration(node)
             for place, entry in carried:
                 s.registers.same_form(place, entry)
             left = s.registers.end_of_iteration()
@@ -191,18 +195,21 @@ class Walker:
         for start, phi, end in [*carries, *left]:
             writer.emit(f"{phi.value.text} = phi {phi.type} [{start}, %{label}p], [{end}, %{label}l]")
         writer.lines += [*region.head, *lines]
-        writer.latch(label, counter, following, node.step, last)
+        writer.latch(label, counter, following, node.step, last, going)
         if not certain:
             self._join(before, f"{label}p", f"{label}l")
 
-    def _iteration(self, node: For) -> None:
-        """The body of a loop, with what it asks for."""
+    def _iteration(self, node: For) -> str | None:
+        """The body of a loop, with what it asks for; the bit that is set where it goes on, if something says so."""
         around = self.s.written
         self.s.written = _targets(node)
         for element in node.asks:
             ask_for(self.s, element)
+        if node.leaves is not None:
+            self.going[node.leaves] = ""
         self.nodes(node.body)
         self.s.written = around
+        return self.going.pop(node.leaves, None) or None if node.leaves is not None else None
 
     def _partition(self, first: str, step: int) -> tuple[str, str]:
         """The bounds of the iterations that are run."""

@@ -51,6 +51,7 @@ from poly.scheduling.cpu_window_nest import schedule_window
 from poly.scheduling.distribution import distributed
 from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.groups import Group
+from poly.scheduling.leaving import left_early
 from poly.scheduling.nowait import without_meetings
 from poly.scheduling.private_nests import whole_nests
 from poly.scheduling.row_groups import groups_for
@@ -124,6 +125,7 @@ def _schedule_whole(program: Program, whole: Collection[PathStep], machine: Mach
         schedule, left = _by_plans_alone(settle(start), every, machine, threads)
     schedule = schedule_private(schedule, nests, machine)
     schedule = share_outermost(schedule, nests, threads) if threads > 1 else schedule
+    schedule = left_early(schedule, nests)
     return _with_nests(schedule, [g for g in left if not {*g.names} <= {*nests}], machine, threads)
 
 
@@ -179,7 +181,8 @@ def _with_nests(
     schedule, rest = schedule_free(schedule, names, machine, threads, begin)
     schedule, plain = schedule_walks(schedule_scans(schedule, rest, machine), rest, machine)
     schedule = schedule_nest(schedule, plain, machine, 1)
-    return share_outermost(schedule, rest, threads) if threads > 1 else schedule
+    schedule = share_outermost(schedule, rest, threads) if threads > 1 else schedule
+    return left_early(schedule, plain)
 
 
 def _can_be_planned(group: Group) -> bool:

@@ -16,10 +16,11 @@ from typing import Literal
 import islpy as isl
 
 from poly.coefficients import bounded
-from poly.errors import IllegalEdit
+from poly.errors import IllegalEdit, ScheduleError
 from poly.program import Program, Statement
 from poly.relations import bound_domain
 from poly.scheduling.dependences import Dependence, Touch
+from poly.scheduling.leaving import why_not
 from poly.scheduling.nowait import after, conflicts
 from poly.scheduling.paths import canonical, relation_in_time
 from poly.scheduling.schedule import Schedule
@@ -223,6 +224,7 @@ def check_marks(
                 where=schedule.source.name, hint=_ADVICE["parallel"],
             )  # fmt: skip
     _check_nowait(schedule, changed, previous, vectors)
+    _check_leaving(schedule)
 
 
 def _check_nowait(
@@ -243,6 +245,18 @@ def _check_nowait(
                     kind="parallel", witness=witness(pairs, (first.iterators, second.iterators)),
                     where=schedule.source.name, hint="let threads meet: no nowait between these loops",
                 )  # fmt: skip
+
+
+def _check_leaving(schedule: Schedule) -> None:
+    """Loops that end early leave out what changes nothing; where the statement is elsewhere by now, they do not."""
+    for loop, mark in schedule.marks.items():
+        if mark.leaves is None or loop not in schedule.loop_statements:
+            continue
+        if mark.leaves in schedule.nests and schedule.nests[mark.leaves].names[-1:] == (loop,):
+            if (reason := why_not(schedule, loop, mark.leaves)) is not None:
+                message = f"loop {loop!r} ends where {mark.leaves!r} writes false: {reason}"
+                hint = "leave() after the other edits of what is in the loop"
+                raise ScheduleError(message, where=schedule.source.name, hint=hint)
 
 
 def _updates(a: Touch, b: Touch, depth: int, relaxed: Relaxed, vectors: Vectors) -> bool:

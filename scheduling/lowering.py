@@ -145,7 +145,9 @@ class _Lowering:
             how = For(tree.loop, lower, upper, inside, bounds.step, mark.kind, mark.engine, mark.fill)
             ahead = mark.ahead if mark.ahead and mark.ahead[0] in names and mark.ahead[0] not in values else None
             asks = self.asks(mark, inner, values) if mark.kind == "serial" else ()
-            body = (replace(how, nontemporal=mark.nontemporal, ahead=ahead, asks=asks, nowait=mark.nowait),)
+            leaves = mark.leaves if mark.leaves and _right_inside(inside, mark.leaves) else None
+            more = replace(how, nontemporal=mark.nontemporal, ahead=ahead, asks=asks, nowait=mark.nowait, leaves=leaves)
+            body = (more,)
         return [_Segment(guarded([guard], body, values), frozenset(members))]
 
     def asks(self, mark: Mark, around: Names, values: Mapping[str, Affine]) -> tuple[Access, ...]:
@@ -201,6 +203,15 @@ class _Lowering:
                 whole = _Segment((Alloc(tensor, body),), frozenset().union(*(span.statements for span in merged)))
                 spans[hit[0] : hit[-1] + 1] = [whole]
         return _joined([node for span in spans for node in span.nodes])
+
+
+def _right_inside(nodes: Sequence[Node], statement: str) -> bool:
+    """Whether a statement runs in each iteration of a loop with this body."""
+    return any(
+        (isinstance(n, Compute) and n.statement == statement)
+        or (isinstance(n, Alloc) and _right_inside(n.body, statement))
+        for n in nodes
+    )
 
 
 def _joined(nodes: Sequence[Node]) -> tuple[Node, ...]:

@@ -9,6 +9,7 @@ from poly.affine import Affine
 from poly.errors import ScheduleError
 from poly.loops import MOST_NOWAIT, LoopKind
 from poly.scheduling.edits import finish, loops_inside, new_names, renest
+from poly.scheduling.leaving import why_not
 from poly.scheduling.nowait import is_next, run_through
 from poly.scheduling.paths import Nest
 from poly.scheduling.schedule import Mark, Schedule, changed
@@ -134,6 +135,18 @@ def nowait(schedule: Schedule, loop: str, following: str) -> Schedule:
         what = f"more than {MOST_NOWAIT} loops in a row without a meeting, with {loop!r} and {following!r}"
         raise ScheduleError(what, where=schedule.source.name, hint="let threads meet between two of them")
     return finish(schedule, marked, "nowait", loop=loop, following=following)
+
+
+def leave(schedule: Schedule, loop: str, statement: str) -> Schedule:
+    """Let a serial loop end after an iteration in which a statement right inside of it writes false: all that are left
+    would change nothing. Where later edits put the statement elsewhere, all of them run.
+    """
+    if (reason := why_not(schedule, loop, statement)) is not None:
+        message = f"loop {loop!r} cannot end where {statement!r} writes false: {reason}"
+        hint = f"write what stays behind {loop!r} as select(go, new, old), and go in each iteration for itself"
+        raise ScheduleError(message, where=schedule.source.name, hint=hint)
+    marks = {**schedule.marks, loop: replace(schedule.marks.get(loop, Mark()), leaves=statement)}
+    return finish(schedule, changed(schedule, marks=marks), "leave", loop=loop, statement=statement)
 
 
 def tensorise(

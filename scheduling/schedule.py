@@ -57,6 +57,7 @@ class Mark:
     asks: AskedCopy | None = None
     block: AskedBlock | None = None
     nowait: str | None = None
+    leaves: str | None = None
 
 
 @dataclass(frozen=True)
@@ -368,6 +369,13 @@ class Schedule:
         from poly.scheduling.marks import nowait
 
         return nowait(self, loop, following)
+
+    @checks_kinds(ScheduleError)
+    def leave(self, loop: str, statement: str) -> Schedule:
+        """Let a serial loop end after an iteration in which a statement in it writes false. Raises ScheduleError."""
+        from poly.scheduling.marks import leave
+
+        return leave(self, loop, statement)
 
     @checks_kinds(ScheduleError)
     def tensorise(

@@ -45,7 +45,7 @@ PRIMITIVES: Mapping[str, str] = {
     **dict.fromkeys(("tile", "interchange", "reorder", "fuse", "distribute", "shift", "skew"), "edits"),
     "split": "splitting",
     **dict.fromkeys(
-        ("unroll", "vectorise", "nontemporal", "prefetch", "parallelise", "nowait", "tensorise"), "marks"
+        ("unroll", "vectorise", "nontemporal", "prefetch", "parallelise", "nowait", "leave", "tensorise"), "marks"
     ),
     "promote": "promotion", "recompute": "recompute", "inline": "inlining", "double_buffer": "buffering",
     "arrange": "arrange", "rfactor": "rfactor", "overlay": "overlay", "prefetch_copy": "asked_copies",

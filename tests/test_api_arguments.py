@@ -72,6 +72,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
     "prefetch_copy": (SCHEDULE.prefetch_copy, ("j", "A", 16), {}),
     "prefetch_block": (SCHEDULE.prefetch_block, ("j", "A", 16), {"along": None}),
     "nowait": (SCHEDULE.nowait, ("C_init.i", "C_update.i"), {}),
+    "leave": (SCHEDULE.leave, ("C_init.i", "C_init"), {}),
     "parallelise": (SCHEDULE.parallelise, ("C_init.i",), {}),
     "tensorise": (SCHEDULE.tensorise, (("j",), "matrix"), {}),
     "promote": (SCHEDULE.promote, ("A", "C_update.i", "l1"), {
