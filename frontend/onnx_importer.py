@@ -19,6 +19,7 @@ from poly.errors import OnnxError
 from poly.expr import Const
 from poly.frontend.onnx_contrib import CONTRIB_ROWS, is_contrib
 from poly.frontend.onnx_control import CONTROL, graph_of
+from poly.frontend.onnx_counted import ROWS as COUNTED
 from poly.frontend.onnx_fold import WITHOUT_CONTENT, Imported, fold, fold_batch_norm, live
 from poly.frontend.onnx_functions import function_body, has_function_body
 from poly.frontend.onnx_model import Schemas, inferred_outputs, input_shapes, tensor_array
@@ -59,14 +60,16 @@ class Importer:
 
     `staged`: what only the run can tell raises `Interrupted`, instead of an error or an external statement. `sized`: of
     several imports of one model at different sizes, which share the arrays of initialisers that they have `read`.
+    `counting`: staged, nodes with as many results as the data say are imported, too (`onnx_counted`).
     """
 
     def __init__(
-        self, model: onnx.ModelProto, *, staged: bool = False, sized: bool = False, read: dict[str, Array] | None = None
-    ) -> None:
+        self, model: onnx.ModelProto, *, staged: bool = False, sized: bool = False,
+        read: dict[str, Array] | None = None, counting: bool = True,
+    ) -> None:  # fmt: skip
         self._read = {} if read is None else read
         self._model = model
-        self._staged, self._sized = staged, sized
+        self._staged, self._sized, self._counting = staged, sized, staged and counting
         self._seen: dict[tuple[object, ...], tuple[str, ...]] = {}
         self._merged_away: set[tuple[str, ...]] = set()
         self._schemas = Schemas(model.opset_import, model.ir_version)
@@ -74,6 +77,7 @@ class Importer:
         self._nodes: list[Imported] = []
         self._outputs = [o.name for o in model.graph.output]
         self._serial = 0
+        self.cuts: dict[str, str] = {}  # results with as many slices as another tensor says; no node may read them
 
     # -- what goes in ------------------------------------------------------------------------------------------------
 
@@ -115,6 +119,14 @@ class Importer:
         fate = self._node(proto)
         self._serial += 1
         return fate
+
+    def without_cut(self) -> tuple[str, ...]:
+        """Forget the results whose length only the run can tell; their names."""
+        found = tuple(self.cuts)
+        self.cuts.clear()
+        for name in found:
+            del self.values.by_name[name]
+        return found
 
     def give_up(self, proto: onnx.NodeProto) -> tuple[str, ...]:
         """Declare the outputs of a refused node as inputs; the names of those whose shapes are not known."""
@@ -382,10 +394,30 @@ class Importer:
                 raise Interrupted(reason.message, reason.value) from None
             if self._expanded(call, proto):
                 return "expanded"
+            if self._counting and self._counted(call):
+                return "compiled"
             self._external(call, proto, reason)
             return "fallback"
         self._add(call, notation)
         return "compiled"
+
+    def _counted(self, call: Call) -> bool:
+        """Import a node that has as many results as the data say: all that there can be, to be cut behind the run."""
+        row, notation = None if call.domain else COUNTED.get(call.operator), Notation(call, self.values.names)
+        try:
+            if row is None:
+                return False
+            row(notation)
+        except NeedsValue as reason:
+            raise Interrupted(reason.message, reason.value) from None
+        except NoCompiledForm:
+            return False
+        assert notation.count is not None
+        self._add(call, notation)
+        name = self.values.names.fresh(f"{call.outputs[0]}_count")
+        self.values.define(name, notation.count)
+        self.cuts[call.outputs[0]] = name
+        return True
 
     def _expanded(self, call: Call, proto: onnx.NodeProto) -> bool:
         """Import the operator's function body in its place, where ONNX has one and all of it has a compiled form."""

@@ -91,6 +91,7 @@ class Notation:
         self.temporaries: list[Tensor] = []
         self.constants: dict[str, Array] = {}
         self.results: dict[int, Value] = {}
+        self.count: Value | None = None
         self._known: dict[str, Value] = {v.name: v for v in call.inputs if v is not None}
         self._loops: Mapping[str, int] = {}  # shared by the statements from number `_first` on
         self._first = 0
@@ -198,6 +199,12 @@ class Notation:
         name = self.call.outputs[position] if self.wants(position) else f"{self._label}_out{position}"
         self.results[position] = self.declare(Value(self._names.fresh(name, len(shape)), tuple(shape), dtype))
         return self.results[position]
+
+    def cut(self) -> Value:
+        """Output 0 has only so many slices along its first axis as this tensor of one number will say, begun at 0."""
+        self.count = self.output((1,), "i64", len(self.call.outputs))
+        self.assign(self.count, {"k": 1}, literal(0), suffix="_none")
+        return self.count
 
     def alias(self, value: Value, position: int = 0) -> None:
         """The output is this value: no copy."""

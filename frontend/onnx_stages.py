@@ -8,7 +8,7 @@ evaluator, or its deciding operands, now computed, become constants of the next 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -36,7 +36,8 @@ class Stage:
     """Nodes `first` to `end` - 1 of the model as a graph (None where nothing is computed).
 
     `known`: results that follow from the shapes and the deciding inputs alone. `reason`: why it ends before the model
-    does; `alone`: the node at `end` has to run by numpy or the reference evaluator.
+    does; `alone`: the node at `end` has to run by numpy or the reference evaluator. `cuts`: results that have only as
+    many slices as another result says, by the names of both.
     """
 
     first: int
@@ -45,13 +46,22 @@ class Stage:
     known: Mapping[str, Array]
     reason: str = ""
     alone: bool = False
+    cuts: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def cut(self, results: Mapping[str, Array]) -> dict[str, Array]:
+        """The results of a run, those of `cuts` without what is behind their ends."""
+        counts = {*self.cuts.values()}
+        ends = {name: int(results[count][0]) for name, count in self.cuts.items()}
+        return {n: a[: ends[n]] if n in ends else a for n, a in results.items() if n not in counts}
 
 
 class StagedModel:
-    """The nodes of a model, and which values each needs; it holds no state of a run."""
+    """The nodes of a model, and which values each needs; it holds no state of a run. `counting`: nodes with as many
+    results as the data say are compiled where they can be (`onnx_counted`), not left to numpy.
+    """
 
-    def __init__(self, model: onnx.ModelProto) -> None:
-        self.model = model
+    def __init__(self, model: onnx.ModelProto, counting: bool = True) -> None:
+        self.model, self.counting = model, counting
         self.nodes: Sequence[onnx.NodeProto] = list(model.graph.node)
         self.defaults = {i.name: i for i in model.graph.initializer}
         self.outputs = tuple(o.name for o in model.graph.output)
@@ -97,7 +107,7 @@ class StagedModel:
 
     def body(self, position: int, name: str) -> StagedModel:
         """A graph inside of a node."""
-        return StagedModel(body_model(self.nodes[position], self.model, name))
+        return StagedModel(body_model(self.nodes[position], self.model, name), self.counting)
 
     def stage(
         self, first: int, values: Mapping[str, object], constants: Mapping[str, Array]
@@ -107,7 +117,7 @@ class StagedModel:
         `values`: what the run has so far, of which only shapes and dtypes are used; `constants`: content that may be
         relied on.
         """
-        importer = Importer(self.model, staged=True)
+        importer = Importer(self.model, staged=True, counting=self.counting)
         foreign = self._declare(importer, first, values, constants)
         end, stop = first, Interrupted("")
         alone = False
@@ -118,6 +128,9 @@ class StagedModel:
                 break
             try:
                 importer.node(node)
+                if importer.cuts:
+                    end, stop = end + 1, Interrupted(f"only the run can tell how long {node.output[0]} is")
+                    break
             except Interrupted as found:
                 stop = found
                 wanted = frozenset[str]() if stop.value is None else self._deciding(importer, stop.value, values)
@@ -169,9 +182,10 @@ class StagedModel:
         made = dict.fromkeys(name for node in self.nodes[first:end] for name in node.output if name)
         needed = [name for name in made if name in self.needed_from(end)]
         known = {name: array for name in needed if (array := importer.values[name].array) is not None}
-        outputs = [name for name in needed if name not in known]
+        cuts = {name: count for name, count in importer.cuts.items() if name in needed}
+        outputs = [*(name for name in needed if name not in known), *cuts.values()]
         graph = importer.graph(outputs=outputs) if outputs else None
-        return Stage(first, end, graph, known, reason, alone)
+        return Stage(first, end, graph, known, reason, alone, cuts)
 
 
 def _strings(node: onnx.NodeProto) -> list[str]:

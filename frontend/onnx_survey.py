@@ -85,6 +85,7 @@ def _fates(importer: Importer, nodes: Iterable[onnx.NodeProto], foreign: Iterabl
         try:
             fate = importer.node(proto)
             note(proto, fate, *(importer.reason if fate == "fallback" else ()))
+            lost |= dict.fromkeys(importer.without_cut(), "at first run")
         except Interrupted as later:
             names = "" if later.value is None else ", ".join(sorted(importer.values.origins(later.value)))
             hint = f"fix it: constants={{...}} of {names}, or --constant NAME=VALUE" if names else ""

@@ -23,7 +23,8 @@ _FEW_OF_ALL: Final = 3  # a third of a row is picked one by one: two looks at it
 _ONE_BLOCK: Final = 64  # elements that are looked at again in each step
 # What ranks cost beside comparing all pairs, and picking one, and each element that it looks at: in pairs.
 _OF_RANKS, _OF_A_STEP, _OF_AN_ELEMENT = 150, 80, 0.8
-_LEAST, _GREATEST = -(2**63), 2**63 - 1
+LEAST: Final = -(2**63)
+_GREATEST: Final = 2**63 - 1
 _S, _B, _J = (var(name) for name in ("s", "b", "j"))
 
 
@@ -66,7 +67,7 @@ def _selected(b: Notation, x: Value, axis: int, found: Value) -> None:
         b.reduce(greatest, {**rows, "b": keys.shape[-2]}, {"j": size}, keys[*row, _B, _J], "max", suffix="_greatest")
         last = _from_blocks(b, keys, greatest, rows, count)[*row, _S]
     place = tuple(_S if d == axis else var(f"i{d}") for d in range(x.rank))
-    b.assign(found, {**rows, "s": count}, _place(last), place, suffix="_places")
+    b.assign(found, {**rows, "s": count}, place_of(last), place, suffix="_places")
 
 
 def _from_rows(b: Notation, keys: Value, rows: dict[str, int], count: int) -> Value:
@@ -76,7 +77,7 @@ def _from_rows(b: Notation, keys: Value, rows: dict[str, int], count: int) -> Va
     b.assign(taken, rows, literal(_GREATEST), (*row, 0), suffix="_start")
     with b.loop({**rows, "s": count}):
         key, before = keys[*row, 0, _J], taken[*row, _S]
-        value = fn("select", fn("lt", key, before), key, _LEAST)
+        value = fn("select", fn("lt", key, before), key, LEAST)
         b.reduce(taken, {}, {"j": extent}, value, "max", index=(*row, _S + 1), suffix="_taken")
     return taken
 
@@ -102,9 +103,9 @@ def _from_blocks(b: Notation, keys: Value, greatest: Value, rows: dict[str, int]
     at = (*row, _S)
     with b.loop({**rows, "s": count}):
         b.reduce(taken, {}, {"b": blocks}, greatest[*row, _B], "max", index=at, suffix="_taken")
-        b.assign(block, {}, fn("shift_right", _place(taken[at]), size.bit_length() - 1), at, suffix="_block")
+        b.assign(block, {}, fn("shift_right", place_of(taken[at]), size.bit_length() - 1), at, suffix="_block")
         key = keys.take(*row, block[at], _J)
-        value = fn("select", fn("lt", key, taken[at]), key, _LEAST)
+        value = fn("select", fn("lt", key, taken[at]), key, LEAST)
         b.reduce(following, {}, {"j": size}, value, "max", index=at, suffix="_following")
         b.assign(greatest, {}, following[at], (*row, block[at]), suffix="_next")
     return taken
@@ -125,7 +126,7 @@ def _keys(b: Notation, x: Value, axis: int, rows: dict[str, int], size: int) -> 
     if inside:
         rest = {**rows, "j": blocks * size - extent}
         behind = (*row, blocks - 1, _J + (extent - (blocks - 1) * size))
-        b.assign(keys, rest, literal(_LEAST), behind, suffix="_behind")
+        b.assign(keys, rest, literal(LEAST), behind, suffix="_behind")
     return keys
 
 
@@ -133,18 +134,18 @@ def _wanted_first(b: Notation, v: Term, dtype: str) -> Term:
     """An integer that is the greater, the sooner an element comes. A NaN comes first either way, as the greatest does
     in numpy.
     """
-    value = _ordered(v, dtype)
+    value = ordered(v, dtype)
     if b.int_attribute("largest", 1) != 1:
         value = -1 - value
     most = 2 ** (63 if size_bytes(dtype) > 4 else 31) - 1
     return fn("select", fn("ne", v, v), most, value) if is_float(dtype) else value
 
 
-def _ordered(v: Term, dtype: str) -> Term:
+def ordered(v: Term, dtype: str) -> Term:
     """An integer of 32 or 64 bits in the order of the elements: of floats the bits, all but the sign inverted below 0.
     """
     if dtype == "u64":
-        return fn("bit_xor", v.cast("i64"), _LEAST)
+        return fn("bit_xor", v.cast("i64"), LEAST)
     if not is_float(dtype):
         return (v.cast("i64") - 2**31).cast("i32") if dtype == "u32" else v.cast("i64" if dtype == "i64" else "i32")
     top = 8 * max(size_bytes(dtype), 4) - 1
@@ -152,7 +153,8 @@ def _ordered(v: Term, dtype: str) -> Term:
     return fn("bit_xor", bits, fn("bit_and", fn("shift_right", bits, top), 2**top - 1))
 
 
-def _place(key: Term) -> Term:
+def place_of(key: Term) -> Term:
+    """The place below an element, as which it is stored: the first one is the greatest."""
     return 2**31 - fn("bit_and", key, 2**32 - 1)
 
 
@@ -174,7 +176,7 @@ def _picked(b: Notation, x: Value, axis: int, found: Value) -> None:
         key, last, place = keys[*row, _J], taken[*row, _S], index_value(_J)
         behind = fn("and", fn("eq", key, last), fn("gt", place, at[*row, _S]))
         left, following = fn("or", fn("lt", key, last), behind), (*row, _S + 1)
-        b.reduce(taken, {}, {"j": extent}, fn("select", left, key, _LEAST), "max", index=following, suffix="_taken")
+        b.reduce(taken, {}, {"j": extent}, fn("select", left, key, LEAST), "max", index=following, suffix="_taken")
         first = fn("and", left, fn("eq", key, taken[following]))
         b.reduce(at, {}, {"j": extent}, fn("select", first, place, extent), "min", index=following, suffix="_at")
     place = tuple(_S if d == axis else var(f"i{d}") for d in range(x.rank))

@@ -284,7 +284,7 @@ def _model_engine(
     )  # fmt: skip
     if tuning is not None:
         build = partial(_tuned_engine, machine=machine, threads=threads, tuning=tuning, progress=progress)
-    return ModelEngine(StagedModel(load_model(what)), build)
+    return ModelEngine(StagedModel(load_model(what), counting=machine.kind != "accelerator"), build)
 
 
 def _tuned_engine(

@@ -61,6 +61,12 @@ class _Compiled:
     engine: Engine | None
     history: bytes
 
+    def run(self, values: Mapping[str, object]) -> dict[str, Array]:
+        """What the stage computes of the values that it reads."""
+        assert self.engine is not None
+        results = self.engine.run(_arrays_of(self.engine, values))
+        return self.stage.cut(results) if self.stage.cuts else results
+
 
 @dataclass(frozen=True)
 class Outside:
@@ -110,7 +116,7 @@ class ModelEngine(RunByName):
     _advised: bool = field(default=False, repr=False)
     _accepted: set[Signature] = field(default_factory=set[Signature], repr=False)
     _whole: dict[Signature, Key] = field(default_factory=dict[Signature, Key], repr=False)
-    _last: Engine | None = field(default=None, repr=False)
+    _last: _Compiled | None = field(default=None, repr=False)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -173,11 +179,12 @@ class ModelEngine(RunByName):
             if self._last is None:
                 return None
             start = time.perf_counter()
-            results = self._last.run_as_is(cast("Mapping[str, Array]", inputs))
+            engine = self._last.engine
+            results = None if engine is None else engine.run_as_is(cast("Mapping[str, Array]", inputs))
             if results is None:
                 return None
             self.share = Share(time.perf_counter() - start, {})
-            return {**results}
+            return {**self._last.stage.cut(results)} if self._last.stage.cuts else {**results}
 
     def _checked_signature(self, given: Mapping[str, object]) -> Signature:
         """What the inputs are, but for their content. Raises `RunError` for inputs that the model does not take; what
@@ -201,9 +208,9 @@ class ModelEngine(RunByName):
             return None
         self._cache.move_to_end(key)
         start = time.perf_counter()
-        results = found.engine.run(_arrays_of(found.engine, given))
+        results = found.run(given)
         self.share = Share(time.perf_counter() - start, {})
-        self._last = found.engine if found.engine.outputs == self.outputs else None
+        self._last = found if {*results} == {*self.outputs} else None
         return {name: results[name] for name in self.outputs}
 
     def _by_stages(self, signature: Signature, given: Mapping[str, object]) -> dict[str, object]:
@@ -218,7 +225,7 @@ class ModelEngine(RunByName):
             used.add(key)
             start = time.perf_counter()
             if found.engine is not None:
-                values |= found.engine.run(_arrays_of(found.engine, values))
+                values |= found.run(values)
                 fresh.update(found.engine.outputs)
             seconds += time.perf_counter() - start
             known |= found.stage.known

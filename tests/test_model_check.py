@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper, numpy_helper
 
 import poly
 from poly.cli import main
@@ -69,7 +69,7 @@ def test_outputs_are_named_where_their_shapes_are_not_known() -> None:
 
 
 def test_what_falls_back_and_why() -> None:
-    model, _ = node_model("NonMaxSuppression", [f32(1, 6, 4), f32(1, 1, 6), np.array([3])], opset=11)
+    model, _ = node_model("Unique", [f32(6)], opset=11)
     node = helper.make_node("NonZero", ["x"], ["y"], name="places")
     chain, _ = chain_model([node], {"x": f32(3)}, ["y"])
     for proto in (model, chain):
@@ -82,6 +82,18 @@ def test_what_falls_back_and_why() -> None:
     fates = {f.name: f.fate for f in found.fates}
     if fates["det"] == "by numpy":
         assert found.ok and found.by_numpy[0].why and found.uncounted == ("det",)
+
+
+def test_a_length_that_only_the_run_can_tell() -> None:
+    nodes = [
+        helper.make_node("NonMaxSuppression", ["boxes", "scores", "most"], ["y"], name="best"),
+        helper.make_node("Cast", ["y"], ["z"], to=TensorProto.FLOAT, name="behind"),
+    ]
+    chain, _ = chain_model(nodes, {"boxes": f32(1, 6, 4), "scores": f32(1, 1, 6), "most": np.array([3])}, ["y", "z"])
+    chain.graph.initializer.append(numpy_helper.from_array(np.array([3]), "most"))
+    found = check_model(chain)
+    assert {f.name: f.fate for f in found.fates} == {"best": "compiled", "behind": "at first run"}
+    assert found.ok and {*found.outputs.values()} == {"not known before it runs"}
 
 
 def test_what_the_check_says_is_what_the_run_does() -> None:

@@ -10,10 +10,12 @@ from zlib import crc32
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 
 import poly
 from poly.errors import RunError
-from tests.onnx_helpers import Operand, assert_close, node_model, reference
+from poly.model_engine import ModelEngine
+from tests.onnx_helpers import Operand, assert_close, chain_model, node_model, reference
 
 SOURCE = np.random.default_rng(3)
 
@@ -58,6 +60,37 @@ def test_the_best_boxes_of_each_class(batch: int, classes: int, count: int, most
     for overlap, least in ((0.5, 0.3), (0.0, 0.0), (1.0, 0.95), (0.2, 2.0)):
         limits = np.array([most]), np.array([overlap], np.float32), np.array([least], np.float32)
         compare("NonMaxSuppression", boxes(batch, count, centred == 1), scores, *limits, center_point_box=centred)
+
+
+@pytest.mark.parametrize("target", ["cpu", "s16"])
+def test_boxes_that_others_read_are_cut_to_what_was_found(target: str) -> None:
+    """Where a loop over what data choose has a compiled form they are compiled, elsewhere numpy finds them."""
+    nodes = [
+        helper.make_node("NonMaxSuppression", ["boxes", "scores", "most", "part", "least"], ["places"]),
+        helper.make_node("Mul", ["places", "places"], ["squares"]),
+    ]
+    arrays = {"boxes": boxes(2, 40), "scores": f32(2, 3, 40)}
+    limits = {"most": np.array([7]), "part": np.array([0.3], np.float32), "least": np.array([0], np.float32)}
+    model, _ = chain_model(nodes, arrays, ["places", "squares"], constants=limits)
+    engine = poly.compile(model, target=target)
+    assert isinstance(engine, ModelEngine)
+    for _ in range(3):
+        assert_close({n: np.asarray(v) for n, v in engine.run(arrays).items()}, reference(model, arrays))
+    assert len(engine.by_numpy) == (target != "cpu") and not engine.fallbacks
+
+
+def test_a_model_that_is_cut_at_its_end_gives_as_many_as_there_are_in_each_run() -> None:
+    arrays = {"x0": f32(9, 4), "x1": np.array([True, False, True] * 3)}
+    model, _ = node_model("Compress", list(arrays.values()), axis=0)
+    engine = poly.compile(model)
+    for wanted in (arrays["x1"], ~arrays["x1"], np.zeros(9, bool), np.ones(9, bool)):
+        for _ in range(3):
+            found = np.asarray(engine.run({**arrays, "x1": wanted})["y0"])
+            np.testing.assert_array_equal(found, arrays["x0"][wanted])
+    into = np.empty((6, 4), np.float32)
+    assert engine.run(arrays, out={"y0": into})["y0"] is into
+    np.testing.assert_array_equal(into, arrays["x0"][arrays["x1"]])
+    assert not engine.by_numpy
 
 
 def test_no_box_where_none_is_asked_for() -> None:
