@@ -291,10 +291,12 @@ def children(body: Expr) -> tuple[Expr, ...]:
 
 
 def walk(body: Expr) -> Iterator[Expr]:
-    """Every sub-expression, the whole first."""
-    yield body
-    for child in children(body):
-        yield from walk(child)
+    """The expression and everything inside it, parents first."""
+    left = [body]
+    while left:
+        node = left.pop()
+        yield node
+        left.extend(reversed(children(node)))
 
 
 def stays_short(body: Expr, value: Expr, uses: int) -> bool:

@@ -107,7 +107,8 @@ def _padding_like(program: Program, other: Program, finite: Collection[str]) -> 
 
 def _before_columns(program: Program, padding: _Edit) -> Program:
     """The order of the edits up to the last ones; `padding` as it is chosen."""
-    program = join_axes(with_wider_elements(with_maps_joined(with_windows_separated(padding(program)))))
+    program = with_maps_joined(with_windows_separated(padding(program)), codes=True)
+    program = join_axes(with_wider_elements(program))
     return with_steps_in_order(with_written_places(with_parts_joined(program)))
 
 

@@ -2,7 +2,8 @@
 adds it up: `t[p, c] = f(x[p, c])` and `y[c, p] = t[p, c]` are `y[c, p] = f(x[p, c])`, and so it is the other way round;
 `q[i, j] = x[i, j]*x[i, j]` and `s[j] += q[i, j]` are `s[j] += x[i, j]*x[i, j]`. A product reads what would be copied
 for it in another order where that lies, as it packs what it does not want to read like that: `t[k, j] = x[j, k]` and
-`c[i, j] += a[i, k]*t[k, j]` are `c[i, j] += a[i, k]*x[j, k]`.
+`c[i, j] += a[i, k]*t[k, j]` are `c[i, j] += a[i, k]*x[j, k]`. What is made of codes of one byte, or becomes such, is
+one statement with the next along the same elements: quantised models have up to eight of these behind each sum.
 
 Apart, all elements go through memory once more, and what is turned has lanes along rows that may be a few elements.
 But for copies, each element of the tensor between is used by one iteration, and computed from what nobody writes
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from math import prod
-from typing import Literal
+from typing import Final, Literal
 
 from poly.affine import Affine
 from poly.expr import (
@@ -37,15 +38,23 @@ from poly.program import Access, Program, Statement, default_path
 from poly.scheduling.groups import bare, domain_box, tensors_read, tensors_written
 
 Way = Literal["turns", "along", ""]
+_Tried = dict[tuple[int, int], tuple[Statement, Statement]]  # by what they are, which they are as long as they are kept
+_CODES: Final = frozenset({"i8", "u8"})
 
 
-def with_maps_joined(program: Program) -> Program:
-    """The program with one statement for such as are made one after the other; itself where there are none."""
+def with_maps_joined(program: Program, *, codes: bool = False) -> Program:
+    """The program with one statement for such as are made one after the other; itself where there are none. `codes`:
+    those between codes, too, which is for one group: of a whole model, groups would hand on wider numbers than codes.
+    """
     if not in_own_nests(program):
         return program
-    while (joined := _joined_once(program)) is not None:
-        program = joined
-    return program
+    found, tried = program, _Tried()
+    while (joined := _joined_once(found, tried, codes)) is not None:
+        found = joined
+    if found is program:
+        return program
+    statements = (replace(s, path=default_path(k, s.iterators)) for k, s in enumerate(found.statements))
+    return replace(found, statements=tuple(statements))
 
 
 def in_own_nests(program: Program) -> bool:
@@ -56,21 +65,25 @@ def in_own_nests(program: Program) -> bool:
     return all(isinstance(a, int) and isinstance(b, int) and a < b for a, b in pairwise(places))
 
 
-def _joined_once(program: Program) -> Program | None:
+def _joined_once(program: Program, tried: _Tried, codes: bool) -> Program | None:
+    """With one statement less; the places in the sequence stay. `tried`: pairs that do not fit."""
     writers, readers = _by_tensor(program, tensors_written), _by_tensor(program, tensors_read)
     for t in program.tensors:
         made, used = writers.get(t.name, []), readers.get(t.name, [])
         if t.role != "temporary" or t.layout is not None or len(made) != 1 or len(used) != 1:
             continue
         (first,), (second,) = made, used
-        if not _can_join(program, first, second) or (one := with_body_inside(program, first, second)) is None:
+        pair = id(first), id(second)
+        if pair in tried:
             continue
-        statements = [one if s is second else s for s in program.statements if s is not first]
-        return replace(
-            program,
-            tensors=tuple(other for other in program.tensors if other is not t),
-            statements=tuple(replace(s, path=default_path(k, s.iterators)) for k, s in enumerate(statements)),
-        )
+        if not _in_order(program, first, second):
+            continue
+        one = with_body_inside(program, first, second) if _fit(program, first, second, codes) else None
+        if one is None:
+            tried[pair] = first, second
+            continue
+        statements = tuple(one if s is second else s for s in program.statements if s is not first)
+        return replace(program, tensors=tuple(x for x in program.tensors if x is not t), statements=statements)
     return None
 
 
@@ -83,20 +96,42 @@ def _by_tensor(program: Program, names: Callable[[Statement], tuple[str, ...]]) 
     return found
 
 
-def _can_join(program: Program, first: Statement, second: Statement) -> bool:
-    """Whether the second statement adds up, or one of two turns what it reads, or the first one copies for a product;
-    and what the first reads is left as it is.
+def _fit(program: Program, first: Statement, second: Statement, codes: bool) -> bool:
+    """Whether the second statement adds up, or one of two turns what it reads, or the first one copies for a product,
+    or, with `codes`, they take one element after the other along the same way, between codes.
     """
+    ways = _way(program, first), _way(program, second)
+    if ways in (("turns", "along"), ("along", "turns")) or (is_map(first) and _adds_up(program, second)):
+        return True
+    copies = ways[0] == "turns" and isinstance(first.body, Read)
+    if copies and _multiplies(program, second, first.write.tensor):
+        return True
+    return codes and _between_codes(program, first, second)
+
+
+def _in_order(program: Program, first: Statement, second: Statement) -> bool:
+    """Whether a statement is before another, and what it reads is left as it is."""
     order = [s.name for s in program.statements]
     at = order.index(first.name)
-    ways = _way(program, first), _way(program, second)
-    fit = ways in (("turns", "along"), ("along", "turns")) or (is_map(first) and _adds_up(program, second))
-    copies = ways[0] == "turns" and isinstance(first.body, Read)
-    fit = fit or (copies and _multiplies(program, second, first.write.tensor))
-    if at > order.index(second.name) or not fit:
-        return False
     later = {name for s in program.statements[at:] for name in tensors_written(s)}
-    return later.isdisjoint(tensors_read(first))
+    return at <= order.index(second.name) and later.isdisjoint(tensors_read(first))
+
+
+def _between_codes(program: Program, first: Statement, second: Statement) -> bool:
+    """Whether two maps take the same elements, one of them from codes of a byte or to such. A product stays apart from
+    a sum, which would have both in one rounding.
+    """
+    places = [k for k, r in enumerate(second.reads) if r.tensor == first.write.tensor]
+    if len(places) != 1 or not (is_map(first) and is_map(second)):
+        return False
+    names = [bare(i) for i in second.reads[places[0]].affine_index]
+    same = None not in names and len({*names}) == len(names) and names == [bare(i) for i in second.write.affine_index]
+    dtypes = {program.tensor[a.tensor].dtype for s in (first, second) for a, _ in s.accesses}
+    dtypes |= {e.dtype for s in (first, second) for e in walk(s.body) if isinstance(e, Cast)}
+    product = isinstance(first.body, Apply) and first.body.operator == "mul"
+    sums = [e for e in walk(second.body) if isinstance(e, Apply) and e.operator in ("add", "sub")]
+    rounded_once = product and any(Read(places[0]) in e.arguments for e in sums)
+    return same and not dtypes.isdisjoint(_CODES) and not rounded_once
 
 
 def is_map(s: Statement) -> bool:

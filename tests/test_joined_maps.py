@@ -86,6 +86,28 @@ def test_products_read_copies_where_they_lie(text: str, shape: tuple[int, int]) 
     check_joined(text, shape)
 
 
+CODES = (
+    "f[p,c] = i8(max(min(round(x[p,c]*b[c]) + 3, 127), -128)); g[p,c] = (f32(i32(f[p,c])) - 3)*0.05; "
+    "h[p,c] = max(min(g[p,c]*0.17 + 0.5, 1), 0); k[p,c] = u8(max(min(round(h[p,c]/0.004), 255), 0)); "
+    "l[p,c] = f32(k[p,c])*0.004; m[p,c] = g[p,c]*l[p,c]; y[p,c] = i8(max(min(round(m[p,c]/0.04) - 7, 127), -128))"
+)
+
+
+def test_maps_between_codes_are_one_statement_in_a_group() -> None:
+    """But for what two read, and for a product that is added."""
+    program = parsed(CODES)
+    joined = with_maps_joined(program, codes=True)
+    assert [s.write.tensor for s in joined.statements] == ["g", "y"]
+    assert with_maps_joined(program) is program
+    apart = parsed("f[p,c] = f32(i32(x[p,c]) - 3)*0.05; y[p,c] = f[p,c] + b[c]", dtype="i8")
+    assert with_maps_joined(apart, codes=True) is apart
+    random = np.random.default_rng(0)
+    x, b = random.normal(0, 40, (40, 5)).astype("f4"), random.uniform(0.2, 2, 5).astype("f4")
+    expected = run_program(program, {"x": x, "b": b})["y"]
+    assert np.array_equal(run_program(joined, {"x": x, "b": b})["y"], expected)
+    assert np.array_equal(poly.compile(program, threads=1)(x=x, b=b), expected)
+
+
 @pytest.mark.parametrize("last", ["y[c,p] = t10[c,p]", "y[c] += t10[c,p]*t10[c,p]"])
 def test_squares_of_squares_stay_short(last: str) -> None:
     squares = [f"t{k + 1}[c,p] = t{k}[c,p]*t{k}[c,p] - 0.5" for k in range(10)]
