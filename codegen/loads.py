@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from math import copysign, gcd
+from math import copysign, gcd, prod
 
-from poly.affine import Affine
+from poly.affine import Affine, Constraint
 from poly.codegen import strided
-from poly.codegen.addresses import Address, LaneError
+from poly.codegen.addresses import Address, LaneError, Linear
 from poly.codegen.asks import ask_of_load
 from poly.codegen.instructions import chosen_byte
 from poly.codegen.places import (
@@ -33,6 +33,7 @@ from poly.program import Access, ReadIndex, Tensor
 
 ZERO = Const(0)
 GATHERED, FEWEST_GATHERED = 4, 4  # bytes of an element that an instruction can gather, and lanes for which it is used
+LEAST_SHUFFLED = 4  # bytes of an element of which one instruction shuffles two vectors
 
 
 def load(s: State, access: Access, values: dict[int, Value], position: int) -> Value:
@@ -70,7 +71,8 @@ def _load(s: State, tensor: Tensor, access: Access, values: dict[int, Value], po
     if address is not None and stride == 0:
         return _load_uniform(s, tensor, address, guard, fill)
     if address is not None and stride == 1:
-        return _load_vector(s, tensor, address, all_lanes, each_lane, fill)
+        inside = _load_inside(s, tensor, access, address, all_lanes) if isinstance(each_lane, Value) else None
+        return _load_vector(s, tensor, address, all_lanes, each_lane, fill) if inside is None else inside
     if address is not None and stride is not None:
         value = _load_strided(s, tensor, subscripts, address, guard, fill)
         if value is not None:
@@ -163,6 +165,54 @@ def _load_vector(
         return raw_load(s, tensor, pointer, width)
     through = s.ops.const("u8" if tensor.dtype == "bool" else tensor.dtype, fill.value, width).text
     return masked_load(s, tensor, pointer, mask, through)
+
+
+def _load_inside(s: State, tensor: Tensor, access: Access, address: Address, all_lanes: Bit) -> Value | None:
+    """Neighbouring elements with zeros at both ends, for registers, by a load with no mask: one with a mask takes an
+    operation that whoever takes parts of a row from registers spends on a shuffle anyway. None where these lanes are
+    known when running alone, a whole load might leave the tensor, or masks cost nothing.
+    """
+    assert s.lanes is not None
+    fill, width = access.fill or ZERO, s.lanes.width
+    fits = s.target.vector >= s.target.line and size_bytes(tensor.dtype) >= LEAST_SHUFFLED and tensor.layout is None
+    if not (s.kept and fits and _is_zero(fill)) or s.lanes.runtime_mask or tensor.dtype == "bool":
+        return None
+    low, high = _lanes_inside(s, access.guard)
+    if not 0 < low < high < s.lanes.count:
+        return None
+    first = address.at(0)._replace(constant=address.constant + low)
+    if not _has_room(s, tensor, first, width):
+        return None
+    whole = raw_load(s, tensor, _safe(s, tensor, pointer_to(s, tensor, first), all_lanes, fill, width), width)
+    return s.ops.among_zeros(whole, tuple(i - low if low <= i < high else width for i in range(width)))
+
+
+def _has_room(s: State, tensor: Tensor, first: Address, width: int) -> bool:
+    """Whether so many elements from an address on are in a tensor that is known to lie in one piece."""
+    if any(stride for (_, stride), _ in first.terms):
+        return False
+    reach = s.indices.interval(Linear(tuple((n, c) for (n, _), c in first.terms), first.constant))
+    sizes = [s.indices.linear(e) for e in tensor.shape]
+    room = prod(e.constant for e in sizes) if all(e.is_constant for e in sizes) else 0
+    return reach is not None and reach[0] >= 0 and reach[1] + width <= room
+
+
+def _lanes_inside(s: State, guard: Sequence[Constraint]) -> tuple[int, int]:
+    """The lanes, first and end, in which conditions about lanes hold; (0, 0) where that is not known."""
+    assert s.lanes is not None
+    low, high = 0, s.lanes.width
+    try:
+        forms = [(c, s.indices.linear(c.expr)) for c in guard]
+    except LaneError:
+        return 0, 0
+    for c, form in forms:
+        if form.lane and (form.terms or c.equality):
+            return 0, 0
+        if form.lane > 0:
+            low = max(low, -(form.constant // form.lane))
+        elif form.lane < 0:
+            high = min(high, form.constant // -form.lane + 1)
+    return low, high
 
 
 def masked_load(s: State, tensor: Tensor, pointer: str, mask: str, through: str) -> Value:

@@ -112,7 +112,7 @@ class Registers:
         """The values of `count` elements as a vector; None where one was never written."""
         entry = self.entries.get((tensor, at))
         if entry is not None and entry.value.lanes == lanes and entry.count >= count:
-            return entry.value
+            return self.ops.first_lanes(entry.value, count)
         return self._across(tensor, at, lanes, count) or self._gathered(tensor, range(at, at + count), lanes)
 
     def strided(self, tensor: str, at: int, stride: int, lanes: int, count: int) -> Value | None:

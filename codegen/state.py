@@ -87,7 +87,7 @@ class Tiles:
 class State:
     """What an emitter of one function carries along.
 
-    `statements`: their numbers; `statement`: the current one.
+    `statements`: their numbers; `statement`: the current one, `kept`: it writes to registers.
     `past`: inside of a nontemporal loop, whose stores of whole vectors go past the caches where memory is aligned to
     them; `streamed`: the tensors stored to in that way; `unaligned`: what each such line is where memory is not.
     `ahead`: of such loops, along which loop and how far they ask for what they touch.
@@ -109,6 +109,7 @@ class State:
     target: Target
     lanes: Lanes | None = None
     statement: str = ""
+    kept: bool = False
     past: bool = False
     ahead: tuple[str, int] | None = None
     streamed: set[str] = field(default_factory=set[str])

@@ -35,6 +35,7 @@ def needed_reads(node: Compute) -> list[int]:
 def compute(s: State, node: Compute, needed: Sequence[int]) -> None:
     """A statement at the current place. `needed`: of its reads, as `needed_reads` gives them."""
     with s.at_statement(node.statement):
+        s.kept = s.in_registers(node.write.tensor)
         values: dict[int, Value] = {}
         if (whole := joined(s, node)) is not None:
             return store(s, node.write, Update(whole), values)

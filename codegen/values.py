@@ -71,6 +71,7 @@ class Vectors:
         self.writer, self.target = writer, target
         self.uniform: set[str] = set()  # vectors with the same scalar in every lane
         self.sources: dict[str, tuple[Value, tuple[int, ...]]] = {}  # what `arranged` made, and of what
+        self.from_zeros: dict[str, tuple[Value, tuple[int, ...]]] = {}  # what `among_zeros` made, and of what
 
     def const(self, dtype: str, value: float | int | bool, lanes: int = 0) -> Value:
         """A literal, in every lane for a vector."""
@@ -114,10 +115,34 @@ class Vectors:
 
     def shuffle(self, a: Value, b: Value | None, places: Sequence[int | None]) -> Value:
         """The lanes of two vectors at places (those of `b` come after those of `a`; None: any); each once."""
+        found = self.from_zeros.get(a.text) if b is None and len(places) == a.lanes else None
+        if found is not None:
+            return self._among_zeros(found[0], [None if p is None else found[1][p] for p in places])
         kind = value_type(a.dtype, a.lanes)
         other = "poison" if b is None else b.text
         text = f"shufflevector {kind} {a.text}, {kind} {other}, {_mask(tuple(places))}"
         return Value(a.dtype, len(places), self.writer.cached(text))
+
+    def among_zeros(self, a: Value, places: tuple[int, ...]) -> Value:
+        """Lanes of a vector, and zero for the place behind them: what is shuffled out of that is so out of `a`."""
+        result = self._among_zeros(a, places)
+        self.from_zeros[result.text] = a, places
+        return result
+
+    def first_lanes(self, a: Value, count: int) -> Value:
+        """A vector of which so many lanes are meant, where that spares `among_zeros` something; else itself."""
+        if a.text not in self.from_zeros:
+            return a
+        return self.shuffle(a, None, [i if i < count else None for i in range(a.lanes)])
+
+    def _among_zeros(self, a: Value, places: Sequence[int | None]) -> Value:
+        """As integers: of floats instruction selection makes what takes two operations (`vexpandps`)."""
+        if all(p is None or p == i for i, p in enumerate(places)):
+            return a
+        kind, bits = value_type(a.dtype, a.lanes), f"<{a.lanes} x i{8 * size_bytes(a.dtype)}>"
+        number = self.writer.cached(f"bitcast {kind} {a.text} to {bits}")
+        moved = self.writer.cached(f"shufflevector {bits} {number}, {bits} zeroinitializer, {_mask(tuple(places))}")
+        return Value(a.dtype, a.lanes, self.writer.cached(f"bitcast {bits} {moved} to {kind}"))
 
     def arranged(self, a: Value, order: tuple[int, ...]) -> Value:
         """The lanes of a vector in order, where lane k of it is to become lane order[k].

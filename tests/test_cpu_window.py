@@ -36,6 +36,7 @@ from poly.scheduling.schedule import Schedule
 from poly.text import parse_program
 from tests.machines import AVX2
 from tests.onnx_helpers import run_graph
+from tests.test_codegen import before_a_closed_page
 
 pytestmark = pytest.mark.usefixtures("no_cache")
 
@@ -353,6 +354,26 @@ def test_columns_share_a_row_where_vectors_are_lines(name: str) -> None:
         assert bool(rows) == (machine is WIDE)
         taken = [a for s in schedule.program.statements if s.combiner for a in s.reads if a.tensor.startswith("x")]
         assert {a.tensor for a in taken} == ({t.name for t in rows} or {"x"})
+
+
+@pytest.mark.parametrize("size", [9, 13, 14])
+def test_rows_between_padding_are_loaded_whole(size: int) -> None:
+    """Where the tensor goes on behind a row no load has a mask; what follows a row touches no other window than its
+    own, and a page without access follows the last one.
+    """
+    attrs = {"pads": [1] * 4, "group": 3}
+    graph, arrays = graph_of("Conv", (1, 3, size, size), (3, 1, 3, 3), attrs=attrs)
+    wide = lower(schedule_for_cpu(graph.to_program(), WIDE).lower(), WIDE, "entry").ir
+    rows = [x for x in wide.splitlines() if "call <16 x float> @llvm.masked.load" in x]
+    assert len(rows) == sum(row * size + 16 > size * size for row in range(size))  # of the last plane
+    kernel = poly.compile(graph.to_program(), constants=graph.constants)
+    with before_a_closed_page(3 * size * size) as memory:
+        x = memory.reshape(1, 3, size, size)
+        x[...] = arrays["x"]
+        x[0, 1, :, 0] = np.nan
+        x[0, 2, :, -1] = np.inf
+        expected = run_program(graph.to_program(), {"x": x, **graph.constants})
+        np.testing.assert_array_equal(kernel(x), expected["y"])
 
 
 @pytest.mark.parametrize(
