@@ -14,6 +14,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+import islpy as isl
+
 from poly.affine import Affine, var
 from poly.expr import COMBINERS, Apply, Read
 from poly.program import Access, Program, Statement, Tensor, box_domain, unused_name
@@ -27,11 +29,12 @@ UNUSED = 1.2  # elements of the tensor between for each term of the sums behind 
 
 @dataclass(frozen=True)
 class First:
-    """A program with channels first, the statement whose sums they were and the one that adds them up now, and how many
-    terms it has.
+    """A program with channels first, the statement whose sums they were and the one that makes them now, and how many
+    terms are added up behind. `rated`: the program without the margins of what is between, as the model rates it.
     """
 
     program: Program
+    rated: Program
     sums: str
     made: str
     terms: int
@@ -108,95 +111,146 @@ def _slow_first(i: Affine) -> list[str]:
 
 def _first(program: Program, sums: _Sums) -> First | None:
     s = sums.statement
-    ends = ("_start", "_made", "_weights", "_weights_made")
+    ends = ("_start", "_made", "_weights", "_weights_made", *(f"_edge{d}{k}" for d in sums.places for k in (0, 1)))
     name = unused_name({*program.tensor, *program.statement}, f"{s.write.tensor}_taps", *ends)
     taken = {*program.tensor, *sums.ranges}
-    taps = {unused_name(taken, f"tap{k}"): names for k, names in enumerate(_axes(sums))}
-    between = _Between(program, sums, name, taps, {d: unused_name(taken, f"place{d}") for d in sums.places})
+    steps = {d: unused_name(taken, f"place{d}") for d in sums.places}
+    margins = _margins(program, sums)
+    if margins is None:
+        return None
+    between = _Between(program, sums, name, unused_name(taken, "tap"), steps, margins)
     terms = prod(sums.ranges[n] for n in s.iterators if n not in sums.channels)
     if prod(between.extents[n] for n in between.loops) > UNUSED * terms:
         return None
-    before = [between.ordered(), between.start(), between.made()]
-    changed = with_statements(program, {s.name: between.rest()}, between.tensors(), {sums.start.name: before})
-    return First(changed, s.name, before[-1].name, terms)
+    changed = _changed(between)
+    rated = _changed(replace(between, margins={})) if margins else changed
+    return First(changed, rated, s.name, between.made().name, terms)
 
 
-def _axes(sums: _Sums) -> list[tuple[str, ...]]:
-    """The loops of the weights by axis of the tensor between: all in one, so that they fill register tiles; one each
-    where places depend on several loops of the results, since what is padding depends on several axes then.
+def _changed(between: _Between) -> Program:
+    """The program of `between` with its statements."""
+    sums = between.sums
+    before = [between.ordered(), *between.edges(), between.start(), between.made()]
+    rest = {sums.statement.name: between.rest()}
+    return with_statements(between.program, rest, between.tensors(), {sums.start.name: before})
+
+
+def _margins(program: Program, sums: _Sums) -> dict[int, tuple[int, int]] | None:
+    """How many zeros are to lie before and behind what is between along axes of the data: none but where several loops
+    of the results choose taps (remainders), which no window slides over, so that padding would be copied for each.
+    None where guards say more than what padding is.
     """
-    written = names_of(sums.statement.write)
-    plain = all(len(sums.data.affine_index[d].names & written) < 2 for d in sums.places)
-    return [sums.taps] if plain else [(n,) for n in sums.taps]
+    data, shape = sums.data, program.tensor[sums.data.tensor].extents(program.binding)
+    if len(names_of(sums.statement.write) & {*sums.taps}) < 2:
+        return {}
+    ends = {d: (data.affine_index[d], Affine.of(shape[d] - 1) - data.affine_index[d]) for d in sums.places}
+    if any(c.equality or all(c.expr not in pair for pair in ends.values()) for c in data.guard):
+        return None
+    return {d: (_most(-low, sums.ranges), _most(-high, sums.ranges)) for d, (low, high) in ends.items()}
+
+
+def _most(number: Affine, ranges: Mapping[str, int]) -> int:
+    """The largest value of a number, or 0."""
+    return max(0, number.constant + sum(max(0, number.coefficient(n) * (ranges[n] - 1)) for n in number.names))
 
 
 @dataclass(frozen=True)
 class _Between:
-    """The tensor between, by taps and places, and the statements around it. `taps`: its loops over the weights' loops;
-    `steps`: those along axes of the data.
+    """The tensor between, by taps and places, and the statements around it. `tap`: its loop over all the weights'
+    loops, so that they fill register tiles; `steps`: those along axes of the data, `margins`: zeros before and behind
+    it there.
     """
 
     program: Program
     sums: _Sums
     name: str
-    taps: Mapping[str, tuple[str, ...]]
+    tap: str
     steps: Mapping[int, str]
+    margins: Mapping[int, tuple[int, int]]
+
+    @property
+    def before(self) -> dict[int, int]:
+        """How many zeros lie before the data along its axes."""
+        return {d: self.margins[d][0] if self.margins else 0 for d in self.steps}
 
     @property
     def loops(self) -> tuple[str, ...]:
-        return (*self.taps, *self.steps.values())
+        return (self.tap, *self.steps.values())
 
     @property
     def extents(self) -> dict[str, int]:
         ranges, shape = self.sums.ranges, self.program.tensor[self.sums.data.tensor].extents(self.program.binding)
-        taps = {t: prod(ranges[n] for n in names) for t, names in self.taps.items()}
-        return {**ranges, **taps, **{n: shape[d] for d, n in self.steps.items()}}
+        taps = prod(ranges[n] for n in self.sums.taps)
+        return {**ranges, self.tap: taps, **{n: shape[d] for d, n in self.steps.items()}}
 
     def tensors(self) -> dict[str, Tensor]:
         dtype = self.program.tensor[self.sums.statement.write.tensor].dtype
-        orders = {f"{self.name}_weights": (*self.taps, *self.sums.channels), self.name: self.loops}
-        shapes = {n: tuple(Affine.of(self.extents[i]) for i in order) for n, order in orders.items()}
-        return {n: Tensor(n, shape, dtype) for n, shape in shapes.items()}
+        weights = [self.extents[i] for i in (self.tap, *self.sums.channels)]
+        places = [self.extents[n] + sum(self.margins.get(d, ())) for d, n in self.steps.items()]
+        shapes = {f"{self.name}_weights": weights, self.name: [self.extents[self.tap], *places]}
+        return {n: Tensor(n, tuple(map(Affine.of, shape)), dtype) for n, shape in shapes.items()}
+
+    def edges(self) -> list[Statement]:
+        """Zeros in the margins: before and behind the data along one axis after the other."""
+        found: list[Statement] = []
+        extents, first = self.extents, self.before
+        for d, (before, behind) in self.margins.items():
+            step = self.steps[d]
+            for k, (at, size) in enumerate(((0, before), (before + extents[step], behind))):
+                if size:
+                    found.append(self._zeros(f"edge{d}{k}", {**extents, step: size}, {**first, d: at}))
+            extents[step], first[d] = extents[step] + before + behind, 0
+        return found
 
     def ordered(self) -> Statement:
         """The weights with channels last, which is done when compiling where they are constant."""
-        write = Access(f"{self.name}_weights", (*self._places(), *map(var, self.sums.channels)))
+        write = Access(f"{self.name}_weights", (self._places(), *map(var, self.sums.channels)))
         made = self._nest(f"{write.tensor}_made", (*self.sums.taps, *self.sums.channels), write, (self.sums.weights,))
         return replace(made, body=Read(0), combiner=None)
 
     def start(self) -> Statement:
-        dtype = self.program.tensor[self.sums.statement.write.tensor].dtype
-        made = self._nest(f"{self.name}_start", self.loops, self._element(), ())
-        return replace(made, body=COMBINERS["+"].identity(dtype), combiner=None)
+        return self._zeros("start", self.extents, self.before)
 
     def made(self) -> Statement:
         """The sums over channels, of every place with every tap."""
         data, channels = self.sums.data, tuple(map(var, self.sums.channels))
         where = tuple(var(self.steps[d]) if d in self.steps else i for d, i in enumerate(data.index))
-        weights = Access(f"{self.name}_weights", (*map(var, self.taps), *channels))
+        weights = Access(f"{self.name}_weights", (var(self.tap), *channels))
         reads, iterators = (Access(data.tensor, where), weights), (*self.loops, *self.sums.channels)
-        made = self._nest(f"{self.name}_made", iterators, self._element(), reads)
+        made = self._nest(f"{self.name}_made", iterators, self._element(self.before), reads)
         return replace(made, body=Apply("mul", (Read(0), Read(1))))
 
     def rest(self) -> Statement:
         """The statement that adds them up where the window is."""
         s, data = self.sums.statement, self.sums.data
-        found = Access(self.name, (*self._places(), *(data.index[d] for d in self.sums.places)), data.guard, data.fill)
+        places = [data.affine_index[d] + before for d, before in self.before.items()]
+        guard, fill = ((), None) if self.margins else (data.guard, data.fill)
+        found = Access(self.name, (self._places(), *places), guard, fill)
         left = tuple(n for n in s.iterators if n not in self.sums.channels)
         return replace(self._nest(s.name, left, s.write, (found,)), body=Read(0), path=(s.path[0], *left))
 
-    def _element(self) -> Access:
-        return Access(self.name, tuple(map(var, self.loops)))
+    def _element(self, first: Mapping[int, int]) -> Access:
+        """`first`: places where the loops along axes begin."""
+        return Access(self.name, (var(self.tap), *(var(n) + first[d] for d, n in self.steps.items())))
 
-    def _places(self) -> tuple[Affine, ...]:
-        """Where the weights' loops are along the axes of taps."""
-        return tuple(_flat(names, self.sums.ranges) for names in self.taps.values())
+    def _places(self) -> Affine:
+        """Where the weights' loops are along the axis of taps."""
+        return _flat(self.sums.taps, self.sums.ranges)
+
+    def _zeros(self, end: str, extents: Mapping[str, int], first: Mapping[int, int]) -> Statement:
+        """`extents`: of the loops, `first`: as in `_element`."""
+        dtype = self.program.tensor[self.sums.statement.write.tensor].dtype
+        domain = self._domain(f"{self.name}_{end}", self.loops, extents)
+        made = self._nest(f"{self.name}_{end}", self.loops, self._element(first), ())
+        return replace(made, domain=domain, body=COMBINERS["+"].identity(dtype), combiner=None)
 
     def _nest(self, name: str, iterators: tuple[str, ...], write: Access, reads: tuple[Access, ...]) -> Statement:
-        domain = box_domain(name, [(i, 0, self.extents[i]) for i in iterators])
-        domain = domain.align_params(self.program.context.get_space())
-        s = self.sums.statement
+        domain, s = self._domain(name, iterators, self.extents), self.sums.statement
         return replace(s, name=name, iterators=iterators, domain=domain, write=write, reads=reads, path=())
+
+    def _domain(self, name: str, iterators: Sequence[str], extents: Mapping[str, int]) -> isl.Set:
+        domain = box_domain(name, [(i, 0, extents[i]) for i in iterators])
+        return domain.align_params(self.program.context.get_space())
 
 
 def _flat(names: Sequence[str], ranges: Mapping[str, int]) -> Affine:

@@ -124,13 +124,22 @@ def _joined(program: Program, group: Group, s: Statement, single: frozenset[str]
     if s.combiner is not None:
         first = group.statements[0]
         own = first.write.tensor == s.write.tensor and len(group.statements) == 1 and first.combiner is None
-        return _with_update(program, group, s) if own and s.write.tensor in single else None
+        kept = s.write.tensor in single or _directly_behind(program, first, s)
+        return _with_update(program, group, s) if own and kept else None
     if not (s.write.tensor in single or _overwrites(program, group, s)):
         return None
     if not all(t in single for t in tensors_read(s) if t in group.made):
         return None
     joined = _with_pointwise(program, group, s)
     return joined if joined is not None and _has_rows(program, joined) else None
+
+
+def _directly_behind(program: Program, first: Statement, s: Statement) -> bool:
+    """Whether no nest lies between those of two statements that write a tensor which is the program's own, so that
+    nothing passes what others write of it where they become one.
+    """
+    own = program.tensor[s.write.tensor].role == "temporary"
+    return own and not any(first.path[:1] < x.path[:1] < s.path[:1] for x in program.statements)
 
 
 def _begun(group: Group, s: Statement) -> Group | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from poly.interp import run_program
 from poly.program import Program
 from poly.scheduling.channels_first import channels_first
 from poly.scheduling.cpu_channels import channels_like, with_channels_first
+from poly.scheduling.groups import groups_of
 from poly.text import parse_program
 from tests.machines import MESH
 from tests.onnx_helpers import assert_close, chain_model, reference
@@ -66,6 +68,7 @@ def test_places_that_depend_on_two_loops_of_the_results() -> None:
     cases: list[tuple[tuple[int, int], dict[str, Any]]] = [
         ((4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
         ((9, 6), {"strides": [3, 2]}),
+        ((6, 6), {"strides": [2, 2], "pads": [2, 2, 2, 2]}),
     ]
     for kernel, attributes in cases:
         w = random.integers(-3, 4, (32, 1, *kernel)).astype("f4")
@@ -76,7 +79,11 @@ def test_places_that_depend_on_two_loops_of_the_results() -> None:
         assert found
         given = {**arrays, "w": w}
         for one in found:
-            assert_close(run_program(one.program, given), reference(model, arrays))
+            for changed in (one.program, one.rated):
+                assert_close(run_program(changed, given), reference(model, arrays))
+            (product,) = (g for g in groups_of(one.program) if one.made in g.names)
+            assert len(product.names) == 2  # zeros around are of other nests, and sums begin in registers
+            assert not one.program.statement[one.sums].reads[0].guard
 
 
 @pytest.mark.parametrize(
@@ -99,6 +106,13 @@ def test_chosen_where_the_model_has_it_sooner_done() -> None:
     assert channels_like(few, chosen, {"v"}) == chosen and channels_like(few, few, {"v"}) is few
     for program in (many, short):
         assert with_channels_first(program, {"v"}, MESH, 1) is program
+
+
+def test_the_last_cache_that_is_far_is_charged_for_what_stays_near() -> None:
+    near = replace(MESH, engines=tuple(replace(e, cost={**e.cost, "afar": 0}) for e in MESH.engines))
+    program = window(128, 8, 14)
+    assert with_channels_first(program, {"v"}, MESH, 1) is not program
+    assert with_channels_first(program, {"v"}, near, 1) is program
 
 
 def test_compiled() -> None:
