@@ -178,7 +178,9 @@ def _load_inside(s: State, tensor: Tensor, access: Access, address: Address, all
     if not (s.kept and fits and _is_zero(fill)) or s.lanes.runtime_mask or tensor.dtype == "bool":
         return None
     low, high = _lanes_inside(s, access.guard)
-    if not 0 < low < high < s.lanes.count:
+    row, extent = s.indices.linear(access.affine_index[-1]), s.indices.linear(tensor.shape[-1])
+    whole_row = row == Linear((), -low, 1) and extent == Linear((), high - low)  # a view's may have a gap behind them
+    if not (0 < low < high < s.lanes.count and whole_row):
         return None
     first = address.at(0)._replace(constant=address.constant + low)
     if not _has_room(s, tensor, first, width):
