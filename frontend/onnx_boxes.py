@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
-_BLOCK: Final = 64  # boxes compared at once: some thousand pairs for each call of numpy, few of them in vain
+_BLOCK: Final = 64  # boxes compared, or looked at, at once: some thousand numbers for a call of numpy, few in vain
 
 
 # -- the best of those that overlap --------------------------------------------------------------------------------
@@ -116,39 +116,65 @@ def roi_align(
     The default is that before opset 16, which has one of its own.
     """
     half = coordinate_transformation_mode.lower() == "half_pixel"
+    starts, ends = (rois[:, k : k + 2].astype(np.float64) * spatial_scale - (0.5 if half else 0.0) for k in (0, 2))
+    pooled = _means if mode.lower() == "avg" else _peaks
     result = np.zeros((len(rois), x.shape[1], output_height, output_width), x.dtype)
-    for number, (roi, image) in enumerate(zip(rois.tolist(), batch.tolist(), strict=True)):
-        left, top, right, bottom = (side * spatial_scale - (0.5 if half else 0.0) for side in roi)
-        rows, row_weights = _taps(top, bottom, output_height, sampling_ratio, x.shape[2], half)
-        columns, column_weights = _taps(left, right, output_width, sampling_ratio, x.shape[3], half)
-        if mode.lower() == "avg":
-            down, across = (_matrix(*taps, x) for taps in ((rows, row_weights, 2), (columns, column_weights, 3)))
-            result[number] = down @ x[image] @ across.T
-        elif rows.size and columns.size:
-            values = x[image][:, rows][..., columns] * row_weights[:, :, None, None] * column_weights
-            result[number] = values.max(axis=(2, 4))
+    for first in range(0, len(rois), _BLOCK):
+        some = slice(first, first + _BLOCK)
+        rows, columns = (
+            _taps(starts[some, d], ends[some, d], bins, sampling_ratio, extent, half)
+            for d, bins, extent in ((1, output_height, x.shape[2]), (0, output_width, x.shape[3]))
+        )
+        for k in np.flatnonzero(rows.counts * columns.counts).tolist():
+            result[first + k] = pooled(x[batch[first + k]], rows.of(k), columns.of(k))
     return (result,)
 
 
-def _taps(start: float, end: float, bins: int, ratio: int, extent: int, half: bool) -> tuple[Array, Array]:
-    """The two elements beside each place of each bin, and their weights: 0 where it is outside."""
-    size = (end - start if half else max(end - start, 1.0)) / bins
-    count = ratio or max(int(np.ceil(size)), 0)
-    places = start + (np.arange(bins)[:, None] + (np.arange(count) + 0.5) / max(count, 1)) * size
+class _Taps(NamedTuple):
+    """Along an axis, of [regions, bins, places * 2]: the two elements beside each place, and their weights, 0 where it
+    is outside; `counts`: places of a bin of each region, behind which nothing is meant.
+    """
+
+    elements: Array
+    weights: Array
+    counts: Array
+
+    def of(self, region: int) -> tuple[Array, Array]:
+        used = 2 * self.counts[region]
+        return self.elements[region, :, :used], self.weights[region, :, :used]
+
+
+def _taps(starts: Array, ends: Array, bins: int, ratio: int, extent: int, half: bool) -> _Taps:
+    sizes = (ends - starts if half else np.maximum(ends - starts, 1.0)) / bins
+    counts = np.full(len(starts), ratio) if ratio else np.maximum(np.ceil(sizes), 0).astype(np.int64)
+    parts = (np.arange(counts.max(initial=0)) + 0.5) / np.maximum(counts, 1)[:, None]
+    places = starts[:, None, None] + (np.arange(bins)[:, None] + parts[:, None]) * sizes[:, None, None]
     inside = (places >= -1.0) & (places <= extent)
     held = np.clip(places, 0.0, extent - 1.0)
     low = held.astype(np.int64)
     weights = np.stack([1.0 - (held - low), held - low], axis=-1) * inside[..., None]
     taps = np.stack([low, np.minimum(low + 1, extent - 1)], axis=-1)
-    return taps.reshape(bins, -1), weights.reshape(bins, -1)
+    return _Taps(taps.reshape(*taps.shape[:2], -1), weights.reshape(*taps.shape[:2], -1), counts)
 
 
-def _matrix(taps: Array, weights: Array, axis: int, x: Array) -> Array:
-    """[bins, elements]: what each element adds to the mean of a bin."""
-    found = np.zeros((len(taps), x.shape[axis]))
-    for row, places, parts in zip(found, taps, weights / max(taps.shape[1] // 2, 1), strict=True):
-        np.add.at(row, places, parts)
-    return found.astype(x.dtype)
+def _means(image: Array, *axes: tuple[Array, Array]) -> Array:
+    """The mean of each bin: a product with what each element of the region adds to it, along one axis and the other."""
+    (rows, down), (columns, across) = (_matrix(*axis, image.dtype) for axis in axes)
+    sums = image[:, rows, columns].reshape(-1, across.shape[1]) @ across.T
+    return np.matmul(down, sums.reshape(len(image), -1, len(across)))
+
+
+def _matrix(taps: Array, weights: Array, dtype: np.dtype[Any]) -> tuple[slice, Array]:
+    """The elements of a region, and [bins, elements]: what each of them adds to the mean of a bin."""
+    first, end = taps.min(), taps.max() + 1
+    flat = taps - first + np.arange(len(taps))[:, None] * (end - first)
+    found = np.bincount(flat.ravel(), weights.ravel(), len(taps) * (end - first)) / (taps.shape[1] // 2)
+    return slice(first, end), found.reshape(len(taps), -1).astype(dtype)
+
+
+def _peaks(image: Array, rows: tuple[Array, Array], columns: tuple[Array, Array]) -> Array:
+    values = image[:, rows[0]][..., columns[0]] * rows[1][:, :, None, None] * columns[1]
+    return values.max(axis=(2, 4))
 
 
 def max_roi_pool(
