@@ -47,7 +47,7 @@ class Walker:
         self.fixed: dict[int, Ends] = {}  # of loops whose bounds are numbers
         self.writes = RegisterWrites(state.in_registers)
         self.probed: dict[object, frozenset[Place]] = {}
-        self.going: dict[str, str] = {}  # of the loops around, what a statement wrote that says when they end
+        self.going: dict[str, str] = {}  # the statement that says when the loop ends that is printed, and what it wrote
 
     def nodes(self, nodes: Sequence[Node]) -> None:
         if not self.s.tiles.spaces:
@@ -93,7 +93,7 @@ class Walker:
             require_no_tiles(self.s, node)
         compute(self.s, node, needed)
         if node.statement in self.going:
-            self.going[node.statement] = load(self.s, node.write, {}, 0).text
+            self.going[node.statement] = self.s.ops.any_lane(load(self.s, node.write, {}, 0)).text
 
     # -- loops
 
@@ -205,11 +205,11 @@ class Walker:
         self.s.written = _targets(node)
         for element in node.asks:
             ask_for(self.s, element)
-        if node.leaves is not None:
-            self.going[node.leaves] = ""
+        outside, self.going = self.going, {} if node.leaves is None else {node.leaves: ""}
         self.nodes(node.body)
+        found, self.going = self.going, outside
         self.s.written = around
-        return self.going.pop(node.leaves, None) or None if node.leaves is not None else None
+        return next(iter(found.values()), "") or None
 
     def _partition(self, first: str, step: int) -> tuple[str, str]:
         """The bounds of the iterations that are run."""
@@ -296,6 +296,7 @@ class Walker:
         """The body under a branch."""
         s, writer = self.s, self.s.writer
         saved = s.registers.snapshot()
+        outside, self.going = self.going, {}
         with writer.branch(condition.text, own=True) as labels:
             self.nodes(body)
             for place, entry in saved.items():
@@ -304,6 +305,7 @@ class Walker:
             writer.emit(f"br label %{labels.end}t")
             writer.label(f"{labels.end}t")
         self._join(saved, labels.before, f"{labels.end}t")
+        self.going = outside
 
     def buffer(self, node: Alloc) -> None:
         s, tensor = self.s, node.tensor

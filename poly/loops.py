@@ -14,8 +14,9 @@ What it touches `ahead` (a loop, iterations of it later) it asks for into the fi
 lines of some elements, into the second.
 A parallel loop may name the parallel one behind it (`nowait`): threads need not meet between the two, nor between up to
 `MOST_NOWAIT` in a row.
-A serial loop may name a statement right inside of it (`leaves`) that writes a bool: after an iteration in which that is
-false no other one has an effect, and the loop may end (`poly.scheduling.leaving`).
+A serial loop may name a statement right inside of it (`leaves`) that writes a bool, or one for each lane of a vector
+loop: after an iteration in which all are false no other one has an effect, and the loop may end
+(`poly.scheduling.leaving`).
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def _schedule_whole(program: Program, whole: Collection[PathStep], machine: Mach
         schedule, left = _by_plans_alone(settle(start), every, machine, threads)
     schedule = schedule_private(schedule, nests, machine)
     schedule = share_outermost(schedule, nests, threads) if threads > 1 else schedule
-    schedule = left_early(schedule, nests)
+    schedule = left_early(schedule)
     return _with_nests(schedule, [g for g in left if not {*g.names} <= {*nests}], machine, threads)
 
 
@@ -182,7 +182,7 @@ def _with_nests(
     schedule, plain = schedule_walks(schedule_scans(schedule, rest, machine), rest, machine)
     schedule = schedule_nest(schedule, plain, machine, 1)
     schedule = share_outermost(schedule, rest, threads) if threads > 1 else schedule
-    return left_early(schedule, plain)
+    return left_early(schedule) if plain else schedule
 
 
 def _can_be_planned(group: Group) -> bool:

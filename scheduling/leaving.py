@@ -6,33 +6,42 @@
         found[place[]] = select(go[], taken[], found[place[]])
         count[0] += select(go[], 1, 0)
 
-A statement right inside of the loop writes a bool. An iteration in which that is false is idle: it changes nothing but
-what lives inside of the iteration. What the bool is computed from does not depend on the iteration, or so that it stays
-false. Then the next iteration finds everything as this one did, is idle too, and so are all that are left.
+A statement right inside of the loop writes a bool, or one for each lane. An iteration in which that is false is idle:
+it changes nothing but what lives inside of the iteration. What the bool is computed from does not depend on the
+iteration, or so that it stays false. Then the next iteration finds everything as this one did, is idle too, and so are
+all that are left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from poly.affine import Affine, var
 from poly.dtypes import is_integer
 from poly.expr import Apply, Cast, Const, Expr, IndexValue, Read, walk
 from poly.program import Access, ReadIndex, Statement
 from poly.relations import bound_domain, box_bounds, range_of
+from poly.scheduling.paths import relation_in_time
 from poly.scheduling.schedule import Mark, Schedule
 
 
-def left_early(schedule: Schedule, names: Sequence[str]) -> Schedule:
-    """Every loop around some of these statements that can end early does."""
-    for name in names:
-        s = schedule.program.statement.get(name)
-        loops = schedule.nests[name].names if s is not None else ()
-        if s is None or not loops or s.combiner is not None or schedule.program.tensor[s.write.tensor].dtype != "bool":
+def left_early(schedule: Schedule) -> Schedule:
+    """Every loop that can end early does."""
+    for s in schedule.program.statements:
+        loops = schedule.nests[s.name].names
+        if not loops or s.combiner is not None or schedule.program.tensor[s.write.tensor].dtype != "bool":
             continue
-        if schedule.marks.get(loops[-1], Mark()) == Mark() and why_not(schedule, loops[-1], name) is None:
-            schedule = schedule.leave(loops[-1], name)
+        *outer, loop = loops
+        loop = outer[-1] if outer and schedule.kind(loop) == "vector" else loop
+        if schedule.marks.get(loop, Mark()) == Mark() and why_not(schedule, loop, s.name) is None:
+            schedule = schedule.leave(loop, s.name)
     return schedule
+
+
+def is_right_inside(schedule: Schedule, loop: str, statement: str) -> bool:
+    """Whether no loop is between a loop and a statement in it but one of lanes."""
+    names = schedule.nests[statement].names
+    return names[-1:] == (loop,) or (names[-2:-1] == (loop,) and schedule.kind(names[-1]) == "vector")
 
 
 def why_not(schedule: Schedule, loop: str, statement: str) -> str | None:
@@ -40,7 +49,7 @@ def why_not(schedule: Schedule, loop: str, statement: str) -> str | None:
     s, inside = schedule.statement(statement), schedule.under(loop)
     if schedule.kind(loop) != "serial":
         return "it is not serial"
-    if schedule.nests[statement].names[-1:] != (loop,):
+    if not is_right_inside(schedule, loop, statement):
         return f"{statement!r} is not right inside of it"
     if s.combiner is not None or schedule.program.tensor[s.write.tensor].dtype != "bool":
         return f"{statement!r} does not assign a bool"
@@ -59,8 +68,10 @@ class _Iteration:
         names = {s.name for s in self.inside}
         outside = {t for s in program.statements if s.name not in names for t in s.tensors}
         used = {t for s in self.inside for t in s.tensors}
-        self.private = {t for t in used if loop in program.tensor[t].scope and t not in outside}
         self._steady: dict[str, bool] = {}
+        self.private = {t for t in used if loop in program.tensor[t].scope and t not in outside}
+        temporary = {t for t in used - outside - self.private if program.tensor[t].role == "temporary"}
+        self.private |= {t for t in temporary if self._made_anew(t)}
 
     def refusal(self) -> str | None:
         if self.chosen.write.tensor not in self.private or len(self._writers(self.chosen.write.tensor)) != 1:
@@ -71,6 +82,18 @@ class _Iteration:
         if not self._plain(self.chosen) or not all(self._stays_false(e) for e in _parts(self.chosen.body)):
             return "it may be true again in a later iteration"
         return None
+
+    def _made_anew(self, tensor: str) -> bool:
+        """Whether all that is read of a tensor was written in the same iteration, as nobody outside reads it."""
+        writers = self._writers(tensor)
+        if len(writers) != 1 or writers[0].combiner is not None:
+            return False
+        (writer,) = writers
+        readers = [(s, r) for s in self.inside for r in s.reads if r.tensor == tensor]
+        return all(self._is_before(writer, s) and self._same_element(s, r, writer) for s, r in readers)
+
+    def _is_before(self, writer: Statement, s: Statement) -> bool:
+        return relation_in_time(*(self.schedule.nests[x.name].path for x in (writer, s)))[1] == "before"
 
     def _writers(self, tensor: str) -> list[Statement]:
         return [s for s in self.inside if s.write.tensor == tensor]
@@ -103,11 +126,29 @@ class _Iteration:
     def _reads_false(self, s: Statement, access: Access) -> bool:
         """Whether what is read is the chosen bool, or one that is false where that is."""
         writers = self._writers(access.tensor) if access.tensor in self.private else []
-        places = [] if access.guard else [self._place(s, access), *(self._place(w, w.write) for w in writers)]
-        if len(places) != 2 or places[0] is None or places[0] != places[1]:
+        if len(writers) != 1 or not self._same_element(s, access, writers[0]):
             return False
         (writer,) = writers
         return writer is self.chosen or writer.combiner is None and self._is_false(writer, writer.body)
+
+    def _same_element(self, s: Statement, access: Access, writer: Statement) -> bool:
+        """Whether an instance reads what the writer's for the same iterators writes in the same iteration, or the only
+        element that there is. Lanes write elements of their own.
+        """
+        if access.guard or access.indirect or writer.write.indirect:
+            return False
+        found = self._place(s, access)
+        if found is not None and found == self._place(writer, writer.write):
+            return True
+        nest, other = (self.schedule.nests[x.name] for x in (s, writer))
+        around = self.schedule.outer(self.loop)
+        alike = s.iterators == writer.iterators and access.index == writer.write.index
+        if not alike or nest.expressions(around) != other.expressions(around):
+            return False
+        inner = other.names[len(around) :]
+        lanes = len(inner) == 0 or (len(inner) == 1 and self.schedule.kind(inner[0]) == "vector")
+        domains = [bound_domain(self.schedule.program, x).reset_tuple_id() for x in (s, writer)]
+        return lanes and domains[0].is_subset(domains[1])
 
     def _place(self, s: Statement, access: Access) -> tuple[int, ...] | None:
         """The only element that an access is to; None where there are more."""

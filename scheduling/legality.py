@@ -20,7 +20,7 @@ from poly.errors import IllegalEdit, ScheduleError
 from poly.program import Program, Statement
 from poly.relations import bound_domain
 from poly.scheduling.dependences import Dependence, Touch
-from poly.scheduling.leaving import why_not
+from poly.scheduling.leaving import is_right_inside, why_not
 from poly.scheduling.nowait import after, conflicts
 from poly.scheduling.paths import canonical, relation_in_time
 from poly.scheduling.schedule import Schedule
@@ -252,7 +252,7 @@ def _check_leaving(schedule: Schedule) -> None:
     for loop, mark in schedule.marks.items():
         if mark.leaves is None or loop not in schedule.loop_statements:
             continue
-        if mark.leaves in schedule.nests and schedule.nests[mark.leaves].names[-1:] == (loop,):
+        if mark.leaves in schedule.nests and is_right_inside(schedule, loop, mark.leaves):
             if (reason := why_not(schedule, loop, mark.leaves)) is not None:
                 message = f"loop {loop!r} ends where {mark.leaves!r} writes false: {reason}"
                 hint = "leave() after the other edits of what is in the loop"

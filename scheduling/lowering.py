@@ -209,7 +209,7 @@ def _right_inside(nodes: Sequence[Node], statement: str) -> bool:
     """Whether a statement runs in each iteration of a loop with this body."""
     return any(
         (isinstance(n, Compute) and n.statement == statement)
-        or (isinstance(n, Alloc) and _right_inside(n.body, statement))
+        or ((isinstance(n, Alloc) or (isinstance(n, For) and n.kind == "vector")) and _right_inside(n.body, statement))
         for n in nodes
     )
 

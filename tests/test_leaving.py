@@ -8,7 +8,7 @@ import pytest
 
 import poly
 from poly.errors import IndexRangeError, ParseError, ScheduleError
-from poly.frontend.nest import Array, f32, i64, nest
+from poly.frontend.nest import Array, f32, f64, i64, nest
 from poly.interp import run_program
 from poly.loops import For
 from poly.program import Program
@@ -124,8 +124,10 @@ def test_what_stays_false_as_the_loop_goes_on() -> None:
 
 
 def test_a_statement_elsewhere_or_a_bool_that_lives_on_is_refused() -> None:
-    with pytest.raises(ScheduleError, match="not private"):
-        Schedule(first()).leave("s", "S0")
+    text = FIRST.replace("GOING", "count[0] < 3") + "S5[r]: flags[r] = go[r] where 0 <= r < 50\n"
+    with pytest.raises(ScheduleError, match="'go' is not private"):
+        Schedule(poly.parse(text.replace("temporary go", "output flags: bool[50]\ntemporary go"))).leave("s", "S0")
+    assert Schedule(first()).leave("s", "S0").marks["s"].leaves == "S0"  # what others read of it is of the iteration
     with pytest.raises(ScheduleError, match="not right inside"):
         kept(first()).leave("s", "I0")
     with pytest.raises(ScheduleError, match="does not assign a bool"):
@@ -162,3 +164,61 @@ def test_a_nest_of_python_under_a_condition_ends_with_it() -> None:
     picked.python(100, 4, x, *expected)
     np.testing.assert_array_equal(results[0], expected[0])
     assert results[1] == expected[1] == 4
+
+
+@nest
+def escapes(N: int, T: int, c: f64[Array, "N"], steps: i64[Array, "N"], last: f64[Array, "N"]) -> None:
+    for i in range(N):
+        z = 0.0
+        n = 0
+        for _ in range(T):
+            if z > 4.0:
+                break
+            z = z * z + c[i]
+            n += 1
+        steps[i] = n
+        last[i] = z
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("least", [-1.0, 0.2, 3.0])
+def test_lanes_end_together(least: float, threads: int) -> None:
+    """A block of lanes goes on while one of them does: those that are over change nothing."""
+    program = escapes.program.bind(N=107, T=60)
+    kernel = poly.compile(program, threads=threads)
+    assert str(kernel.loops).count(" leaves ") >= 1
+    c = np.random.default_rng(0).random(107) + least
+    found = kernel(c, np.zeros(107, np.int64), np.zeros(107))
+    expected = np.zeros(107, np.int64), np.zeros(107)
+    escapes.python(107, 60, c, *expected)
+    np.testing.assert_array_equal(found[0], expected[0])
+    assert np.allclose(np.array(found[1]), expected[1], rtol=1e-12)
+
+
+LANES = """
+program lanes
+input x: f64[16]
+output z: f64[16]
+temporary go: bool[16]
+I0[i]: z[i] = x[i] where 0 <= i < 16
+for k:
+    S0[k, i]: go[i] = z[i] < 9.0 where 0 <= k < 40 and 0 <= i < 16
+    S1[k, i]: z[i] = select(SEEN, z[i]*2.0, z[i]) where 0 <= k < 40 and 0 <= i < 16
+"""
+
+
+def lanes(seen: str) -> Schedule:
+    schedule = Schedule(poly.parse(LANES.replace("SEEN", seen)))
+    inner = [schedule.nests[s].names[-1] for s in ("S0", "S1")]
+    return schedule.vectorise(inner[0]).vectorise(inner[1])
+
+
+def test_each_lane_has_a_bool_of_its_own() -> None:
+    schedule = lanes("go[i]").leave("k", "S0")
+    assert " leaves S0" in str(schedule.lower())
+    x = np.linspace(0.5, 5, 16)
+    found = poly.compile(schedule.source, schedule=schedule, threads=1)(x)
+    np.testing.assert_array_equal(found, run_program(schedule.source, {"x": x})["z"])
+    for seen in ("go[15 - i]", "go[0]", "z[i] < 9.5"):
+        with pytest.raises(ScheduleError, match="is not private|may change 'z'"):
+            lanes(seen).leave("k", "S0")
