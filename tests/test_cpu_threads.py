@@ -166,6 +166,24 @@ def test_a_nest_of_no_group_is_worth_more_than_a_call(rows: int, several: bool) 
     assert bool(shared(share_outermost(Schedule(program), {name}, 2))) == several
 
 
+RECURRENT = """
+program recurrent
+input w: f32[128, 128]
+inout h: f32[41, 128]
+for s:
+    z[s, j]: h[s + 1, j] = 0.0 where 0 <= s < 40 and 0 <= j < 128
+    u[s, j, k]: h[s + 1, j] += h[s, k]*w[k, j] where 0 <= s < 40 and 0 <= j < 128 and 0 <= k < 128
+"""
+
+
+@pytest.mark.parametrize("lanes", [False, True])
+def test_products_in_lanes_of_one_step_are_worth_less_than_elements(lanes: bool) -> None:
+    """The loop is reached again and again, and its products take less than elements that are moved."""
+    schedule = Schedule(parse_program(RECURRENT)).tile({"u.j": 16}).interchange("u.j.p", "k")
+    found = share_outermost(schedule.vectorise("u.j.p") if lanes else schedule, {"u"}, 2)
+    assert bool(shared(found)) == (not lanes)
+
+
 def test_what_starts_sums_follows_their_shares() -> None:
     """Too little work to call another thread for, but it would have to fetch what the first one wrote."""
     program = parse_program(
