@@ -23,17 +23,20 @@ def ask_of_load(s: State, tensor: Tensor, subscripts: Sequence[Affine], now: Add
 
 
 def ask_of_store(s: State, tensor: Tensor, subscripts: Sequence[Affine], now: Address | None) -> None:
-    """Ask once for a line, whatever vectors it has; not where stores go past the caches."""
-    if s.ahead is None or now is None or not now.lane_stride or s.past or tensor.scope:
+    """Ask once for a line, whatever vectors it has; not where stores go past the caches, so only for memory that is not
+    aligned in a loop with such stores.
+    """
+    if s.ahead is None or now is None or not now.lane_stride or tensor.scope:
         return
     elements = _side_by_side(s, now.lane_stride)
     longer = elements * size_bytes(tensor.dtype) > s.target.line
-    _ask(s, tensor, subscripts, now, *s.ahead, elements if longer else 0)
+    _ask(s, tensor, subscripts, now, *s.ahead, elements if longer else 0, unaligned=s.past)
 
 
 def _ask(
-    s: State, tensor: Tensor, subscripts: Sequence[Affine], now: Address, loop: str, ahead: int, elements: int
-) -> None:
+    s: State, tensor: Tensor, subscripts: Sequence[Affine], now: Address, loop: str, ahead: int, elements: int,
+    *, unaligned: bool = False,
+) -> None:  # fmt: skip
     """Ask for what is touched some iterations of a loop later, if that moves with the loop: once for all of a body that
     lies in so many elements (0: in a line), and each line of them where they are longer than one. The last element
     counts: where memory starts inside a line, it is in the next.
@@ -56,7 +59,7 @@ def _ask(
         pointer = pointer_to(s, tensor, address._replace(constant=place))
         if f"ask {pointer}" not in s.writer.local:
             s.writer.local[f"ask {pointer}"] = pointer
-            _prefetch(s, pointer, FIRST)
+            _prefetch(s, pointer, FIRST, unaligned)
 
 
 def ask_for(s: State, access: Access) -> None:
@@ -65,9 +68,12 @@ def ask_for(s: State, access: Access) -> None:
     _prefetch(s, pointer_to(s, tensor, address_at(s, tensor, access.affine_index)), SECOND)
 
 
-def _prefetch(s: State, pointer: str, locality: int) -> None:
+def _prefetch(s: State, pointer: str, locality: int, unaligned: bool = False) -> None:
     s.writer.declare("void @llvm.prefetch.p0(ptr, i32, i32, i32)")
-    s.writer.emit(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 {locality}, i32 1)")
+    call = f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 {locality}, i32 1)"
+    s.writer.emit(f"; {call}" if unaligned else call)
+    if unaligned:
+        s.unaligned[s.writer.lines[-1]] = f"  {call}"
 
 
 def _side_by_side(s: State, stride: int) -> int:

@@ -87,7 +87,8 @@ def written_past(schedule: Schedule, group: Group, machine: Machine, threads: in
     past = results_past(program, group, machine, threads)
     rows = {t: row_bytes(program.tensor[t], program.binding) for t in past}
     results = {t for t, n in rows.items() if n >= LEAST_ROW or (n >= LEAST_RUN and n % machine.line == 0)}
-    return _stored_past(schedule, pieces_of(schedule, group), results) if results else schedule
+    afar = core_of(machine, widest_element(schedule.source, group.statements)).afar > 0
+    return _stored_past(schedule, pieces_of(schedule, group), results, afar) if results else schedule
 
 
 def stored_past(schedule: Schedule, results: Collection[str]) -> Schedule:
@@ -95,12 +96,19 @@ def stored_past(schedule: Schedule, results: Collection[str]) -> Schedule:
     return _stored_past(schedule, [*schedule.nests], results) if results else schedule
 
 
-def _stored_past(schedule: Schedule, names: Iterable[str], results: Collection[str]) -> Schedule:
+def _stored_past(schedule: Schedule, names: Iterable[str], results: Collection[str], asked: bool = False) -> Schedule:
+    """`asked`: they ask for what they touch some steps of the loop around later, too; for lines of a result where it
+    lies between lines, so that nothing goes past the caches.
+    """
     for name in names:
         loops = schedule.nests[name].names
         alone = loops and schedule.under(loops[-1]) == (name,) and schedule.kind(loops[-1]) == "vector"
         if alone and schedule.program.statement[name].write.tensor in results:
-            schedule = schedule.nontemporal(loops[-1])
+            schedule, step = schedule.nontemporal(loops[-1]), _step_of(schedule, loops)
+            values = schedule.nests[name].loops
+            in_row = step and values[step].names == values[loops[-1]].names
+            if asked and in_row and schedule.marks[loops[-1]].ahead is None:
+                schedule = schedule.prefetch(loops[-1], step, STEPS_AHEAD)
     return schedule
 
 
@@ -124,7 +132,7 @@ def _asked_by_step(schedule: Schedule, group: Group) -> Schedule:
     for name in pieces_of(schedule, group):
         s, loops = schedule.program.statement[name], schedule.nests[name].names
         step, plain = _step_of(schedule, loops), s.combiner is None and not any(a.indirect for a, _ in s.accesses)
-        if plain and step and schedule.kind(loops[-1]) == "vector":
+        if plain and step and schedule.kind(loops[-1]) == "vector" and schedule.marks[loops[-1]].ahead is None:
             schedule = schedule.prefetch(loops[-1], step, STEPS_AHEAD)
     return schedule
 

@@ -216,6 +216,19 @@ def test_where_the_last_cache_is_slow_all_that_the_nearer_ones_do_not_hold_is_as
     assert asked("y[i, j] = a[i] + b[j]", mesh, a=(100,), b=(1024,)) == {}
 
 
+def test_rows_that_go_past_a_slow_last_cache_are_asked_for_some_steps_ahead() -> None:
+    """In the row; where the next step is in another one, which may lie anywhere, nothing is."""
+    mesh = replace(SKYLAKE, engines=(replace(SKYLAKE.engines[0], cost={**SKYLAKE.engines[0].cost, "afar": 1}),))
+    text = "y[i, j] = 2*x[i, j]"
+    assert asked(text, mesh, x=(8192, 1024)) == {"y_set": ("j.o", 8)}
+    assert asked(text, SKYLAKE, x=(8192, 1024)) == {}
+    turned = "y[j, i, k] = x[i, j, k]"
+    assert marked(turned, mesh, x=(512, 512, 64)) == {"y"} and asked(turned, mesh, x=(512, 512, 64)) == {}
+    softmax = "m[i] max= x[i, j]; e[i, j] = exp(x[i, j] - m[i]); s[i] += e[i, j]; y[i, j] = e[i, j] / s[i]"
+    found = schedule_for_cpu(poly.parse(softmax, x=(8192, 1024)), mesh)
+    assert found.marks[found.nests["y_set"].names[-1]].ahead == ("j.o", 8)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_asking_ahead_changes_no_result(threads: int) -> None:
     a, b = np.arange(700, dtype=np.float32), np.arange(1201, dtype=np.float32)

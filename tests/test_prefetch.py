@@ -92,11 +92,11 @@ def test_registers_are_not_asked_for() -> None:
         s.prefetch("j.p", "i")
 
 
-def test_what_is_stored_past_the_caches_is_not_asked_for() -> None:
+def test_what_is_stored_past_the_caches_is_asked_for_only_where_it_lies_between_lines() -> None:
     ir = lower(sums(5, 4 * LANES).nontemporal("j.p").prefetch("j.p", "i").lower(), HOST, "entry").ir
     aligned, plain = ir.split("define internal i64 @entry.0.aligned(")[1], ir.split(".aligned(")[0]
-    counts = [text.split("\n}\n")[0].count("call void @llvm.prefetch") for text in (aligned, plain)]
-    assert counts == [1, 1]
+    counts = [text.split("\n}\n")[0].count("\n  call void @llvm.prefetch") for text in (aligned, plain)]
+    assert counts == [1, 2]
 
 
 @pytest.mark.parametrize(("line", "times"), [(32, 4), (64, 2), (128, 1)])
