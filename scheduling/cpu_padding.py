@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from math import prod
 
 from poly.machine import Machine
 from poly.program import Program, Statement
@@ -16,9 +17,14 @@ from poly.scheduling.cpu import left_to_contractions
 from poly.scheduling.cpu_contract import best_rated, other_lanes
 from poly.scheduling.cpu_core import core_of
 from poly.scheduling.cpu_facts import facts_of, widest_element
+from poly.scheduling.cpu_window import window_of
 from poly.scheduling.filled_sums import with_filled_sums
 from poly.scheduling.groups import Group, groups_of
-from poly.scheduling.uneven import inside_windows, uneven_axes
+from poly.scheduling.uneven import inside_rows, inside_windows, shorter_ends, uneven_axes
+
+# Of all multiply-adds, what windows of each plane have left without rows of padding: tiles at the ends are code of
+# their own, and where they are copied, copies of their own.
+LEFT, LEFT_COPIED = 0.96, 0.8
 
 
 def without_padding(program: Program, finite: Collection[str], machine: Machine, threads: int) -> Program:
@@ -31,6 +37,7 @@ def without_padding(program: Program, finite: Collection[str], machine: Machine,
         names = changed.intersection(group.names)
         if names and not _has_lanes(found, group, machine):
             found = _with(found, program, names)
+    found = _inside_rows(found, finite, machine)
     every = inside_windows(found, finite, planes=True)
     if every is found:
         return found
@@ -43,6 +50,25 @@ def without_padding(program: Program, finite: Collection[str], machine: Machine,
         if before is not None and after is not None and after < before * sooner:
             found = shorter
     return found
+
+
+def _inside_rows(program: Program, finite: Collection[str], machine: Machine) -> Program:
+    """The program whose windows of each plane leave out rows of padding where that spares enough."""
+    found, every = program, inside_rows(program, finite)
+    changed = _changed(program, every)
+    for group in groups_of(every) if changed else ():
+        names = changed.intersection(group.names)
+        if names and _rows_pay(every, group, machine):
+            found = _with(found, every, names)
+    return found
+
+
+def _rows_pay(program: Program, group: Group, machine: Machine) -> bool:
+    window = window_of(program, group, machine)
+    if window is None or window.step_down > 1:  # of steps few tiles see an end, and rows are picked in pairs
+        return False
+    ends = shorter_ends(program, program.statement[window.statement], group.axes[window.statement]) or {}
+    return prod(e.share for e in ends.values()) <= (LEFT_COPIED if window.copied else LEFT)
 
 
 def whole_windows(program: Program, machine: Machine) -> Program:
@@ -77,12 +103,16 @@ def filled_like(program: Program, other: Program) -> Program:
 def padding_like(program: Program, other: Program, finite: Collection[str]) -> Program:
     """The program that `without_padding` gives where it chooses as for another one, on any machine."""
     found = program
-    for planes in (False, True):
-        shorter = inside_windows(found, finite, planes)
+    for edit in (inside_windows, inside_rows, _inside_planes):
+        shorter = edit(found, finite)
         left = {n for n in _changed(found, shorter) if n in other.statement}
         left = {n for n in left if _guards(other.statement[n]) <= _guards(shorter.statement[n])}
         found = _with(found, shorter, left)
     return found
+
+
+def _inside_planes(program: Program, finite: Collection[str]) -> Program:
+    return inside_windows(program, finite, planes=True)
 
 
 def _has_lanes(program: Program, group: Group, machine: Machine) -> bool:

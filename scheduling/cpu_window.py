@@ -25,6 +25,7 @@ from poly.scheduling.cpu_edits import FEW_VECTORS
 from poly.scheduling.cpu_facts import bytes_apart, bytes_touched, own_capacity, widest_element
 from poly.scheduling.cpu_window_shape import MOST_ROLLED, MOST_TAPS, MOST_WEIGHED, Shape, inside_of, shape_of, suits
 from poly.scheduling.groups import Group
+from poly.scheduling.uneven import uneven_axes
 
 MOST_ROWS = 8  # of a register tile
 ROLLED = 48  # operations of a register tile where a row read serves all rows written at once; FEW_ROWS may have more
@@ -137,7 +138,7 @@ def window_of(program: Program, group: Group, machine: Machine, _threads: int = 
         reach=shape.spread * (shape.taps.get(shape.down, 1) - 1) + 1, axis=shape.row,
         offset=shape.read.affine_index[shape.row].constant, vector=vector, height=found.tile, strip=found.strip,
         copied=found.copied, kept=kept, unrolled=found.small,
-        cuts=(found.whole,) if found.whole < shape.height else (), vector_cuts=found.edges,
+        cuts=_cuts(program, update, shape, found), vector_cuts=found.edges,
         lane_cuts=(shape.width // vector * vector,) if found.ragged else (),
         asks_ahead=asking and beyond, asks_results=beyond and not by_columns and core_of(machine, 1).afar > 0,
         shifted=shifted and not found.copied, by_columns=by_columns,
@@ -145,6 +146,19 @@ def window_of(program: Program, group: Group, machine: Machine, _threads: int = 
         rolled=by_columns and points > MOST_TAPS,
         rows_read=_rows_read(shape, machine.vector_registers) if by_columns else 0,
     )  # fmt: skip
+
+
+def _cuts(program: Program, update: Statement, shape: Shape, found: _Heights) -> tuple[int, ...]:
+    """Where rows are cut: behind whole tiles, and where windows are shorter at the ends, around each tile that has
+    such ones, so that its iterations are known when compiling.
+    """
+    cuts = {found.whole} if found.whole < shape.height else set[int]()
+    axes = [n for n in update.iterators if n not in shape.taps]
+    if not found.small and uneven_axes(program, update, axes):
+        low, high = inside_of(program, shape.read, axes[shape.rows], shape.down, shape.row, shape.taps[shape.down])
+        tiles = range(found.tile, found.whole, found.tile)
+        cuts.update(n for n in tiles if n - found.tile < low or n + found.tile > high)
+    return tuple(sorted(cuts))
 
 
 def _heights(program: Program, shape: Shape, way: _Way, machine: Machine) -> _Heights:

@@ -241,7 +241,7 @@ class Windows(Composition):
             return schedule
         shape = [int(e.evaluate(schedule.program.binding)) for e in schedule.program.tensor[buffer].shape]
         row, pieces = f"ld_{buffer}.{w.axis}", [""]
-        if row in schedule.nests[f"ld_{buffer}"].names and schedule.program.statement[f"ld_{buffer}"].reads[0].guard:
+        if row in schedule.nests[f"ld_{buffer}"].names and self._pads_rows(schedule, f"ld_{buffer}"):
             if shape[w.axis] * -(-shape[-1] // w.vector) <= COPIES:
                 schedule = schedule.unroll(row)
             else:
@@ -249,6 +249,15 @@ class Windows(Composition):
         for piece in pieces:
             schedule = self._in_vectors(schedule, f"ld_{buffer}.{rank - 1}{piece}", shape[-1])
         return self._asked(schedule, f"ld_{buffer}", rows) if w.asks_ahead else schedule
+
+    def _pads_rows(self, schedule: Schedule, copy: str) -> bool:
+        """Whether a copy has rows of padding: a window that is shorter at the ends reads none."""
+        s, program = schedule.program.statement[copy], schedule.program
+        place = s.reads[0].affine_index[self.window.axis]
+        ends = [interval_of(program, s, n) or (0, 0) for n in place.names]
+        extent = int(program.tensor[s.reads[0].tensor].shape[self.window.axis].evaluate(program.binding))
+        low, high = (place.constant + sum(e[k] for e in ends) for k in (0, 1))
+        return bool(s.reads[0].guard) and (low < 0 or high >= extent)
 
     def _asked(self, schedule: Schedule, copy: str, rows: tuple[int, int, int]) -> Schedule:
         """A copy asks for what the next strip reads; where there is one only, for that of the next loop around."""

@@ -56,9 +56,18 @@ def inside_windows(program: Program, finite: Collection[str], planes: bool = Fal
     return program if statements == program.statements else replace(program, statements=statements)
 
 
+def inside_rows(program: Program, finite: Collection[str]) -> Program:
+    """Like `inside_windows`, of windows in which nothing is used again but rows: without the padding of all axes but
+    the last, which is the lanes'.
+    """
+    statements = tuple(_without_rows(program, s, finite) for s in program.statements)
+    return program if statements == program.statements else replace(program, statements=statements)
+
+
 def finite_factors(program: Program, constants: Mapping[str, Array]) -> frozenset[str]:
     """The constants that padding is multiplied with and that are finite: zero times any other is not zero."""
-    found = {s.reads[k[1]].tensor for s in program.statements if (k := _padded_factors(program, s)) is not None}
+    factors = ((s, _padded_factors(program, s, again=False)) for s in program.statements)
+    found = {s.reads[k[1]].tensor for s, k in factors if k is not None}
     return frozenset(n for n in found if n in constants and bool(np.isfinite(constants[n]).all()))
 
 
@@ -212,8 +221,23 @@ def _without_padding(program: Program, s: Statement, finite: Collection[str], pl
     position, read = factors[0], s.reads[factors[0]]
     box = box_bounds(bound_domain(program, s), s.iterators)
     left_out = [] if box is None else _left_out(s, read, planes, box)
-    if not left_out:
+    return _cut(program, s, position, left_out) if left_out else s
+
+
+def _without_rows(program: Program, s: Statement, finite: Collection[str]) -> Statement:
+    """A statement whose domain says what a read's guards did of a row."""
+    factors = _padded_factors(program, s, again=False)
+    if factors is None or s.reads[factors[1]].tensor not in finite:
         return s
+    read, written = s.reads[factors[0]], names_of(s.write)
+    rows = [c for c in read.guard if not c.equality and not c.expr.names & read.affine_index[-1].names]
+    rows = [c for c in rows if len(c.expr.names) == 2 and len(c.expr.names & written) == 1]
+    return _cut(program, s, factors[0], rows) if rows else s
+
+
+def _cut(program: Program, s: Statement, position: int, left_out: Sequence[Constraint]) -> Statement:
+    """A statement with some of a read's guards in its domain; itself where that is none that can be scheduled."""
+    read = s.reads[position]
     kept = tuple(c for c in read.guard if c not in left_out)
     reads = [*s.reads]
     reads[position] = replace(read, guard=kept, fill=read.fill if kept else None)
@@ -223,9 +247,9 @@ def _without_padding(program: Program, s: Statement, finite: Collection[str], pl
     return shorter if uneven_axes(program, shorter, axes) else s
 
 
-def _padded_factors(program: Program, s: Statement) -> tuple[int, int] | None:
-    """Of a sum of products the read that is zero where it is padded, and a constant that moves along a loop which the
-    read does not: both are used again, as no window of one channel is.
+def _padded_factors(program: Program, s: Statement, again: bool = True) -> tuple[int, int] | None:
+    """Of a sum of products the read that is zero where it is padded, and a constant; `again`: one that moves along a
+    loop which the read does not, so that both are used again, as no window of one channel is.
     """
     factors = product_of(s.body)
     if factors is None or s.combiner is None or s.combiner.symbol != "+" or not s.reorder:
@@ -236,7 +260,7 @@ def _padded_factors(program: Program, s: Statement) -> tuple[int, int] | None:
             continue
         if program.tensor[factor.tensor].role != "constant" or program.tensor[read.tensor].layout is not None:
             continue
-        if names_of(factor) & names_of(s.write) - names_of(read):
+        if not again or names_of(factor) & names_of(s.write) - names_of(read):
             return position, other
     return None
 

@@ -29,6 +29,7 @@ from poly.program import Program
 from poly.scheduling.capacity import check_capacity
 from poly.scheduling.cpu import schedule_for_cpu
 from poly.scheduling.cpu_padded_copies import MOST_PADDED, padded_copy_pays, with_padded_reads
+from poly.scheduling.cpu_program import known_for_cpu
 from poly.scheduling.cpu_window import window_of
 from poly.scheduling.groups import groups_of
 from poly.scheduling.instances import check_instances
@@ -374,6 +375,35 @@ def test_rows_between_padding_are_loaded_whole(size: int) -> None:
         x[0, 2, :, -1] = np.inf
         expected = run_program(graph.to_program(), {"x": x, **graph.constants})
         np.testing.assert_array_equal(kernel(x), expected["y"])
+
+
+@pytest.mark.parametrize(
+    ("size", "taps", "step", "more", "shorter"),
+    [
+        (14, 3, 1, 0, True),
+        (14, 7, 1, 0, True),
+        (14, 27, 1, 0, True),  # what is copied: half of all rows are padding
+        (20, 9, 1, 0, False),  # a tenth: copies of their own take longer
+        (56, 3, 1, 0, False),
+        (14, 5, 2, 0, False),
+        (14, 3, 1, np.inf, False),
+    ],
+)
+def test_rows_of_padding_are_left_out(size: int, taps: int, step: int, more: float, shorter: bool) -> None:
+    attrs = {"pads": [taps // 2] * 4, "group": 2, "strides": [step, step]}
+    graph, arrays = graph_of("Conv", (1, 2, size, size), (2, 1, taps, taps), attrs=attrs)
+    weights = np.add(np.asarray(graph.constants["w"], np.float32), np.float32(more))
+    program, constants = graph.to_program(), {**graph.constants, "w": weights}
+    known = known_for_cpu(program, constants, WIDE, 1)
+    (before,), (after,) = ([s for s in p.statements if s.combiner] for p in (program, known))
+    assert (len(after.reads[0].guard) < len(before.reads[0].guard)) == shorter
+    if not shorter:
+        return
+    (plan,) = (w for g in groups_of(known) if (w := window_of(known, g, WIDE)))
+    assert plan.unrolled or plan.cuts  # every tile at an end is a piece of its own
+    kernel = poly.compile(program, constants=constants)
+    expected = run_program(program, {**arrays, **constants})
+    np.testing.assert_array_equal(kernel(arrays["x"]), expected["y"])
 
 
 @pytest.mark.parametrize(
