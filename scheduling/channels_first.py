@@ -137,11 +137,12 @@ def _changed(between: _Between) -> Program:
 
 def _margins(program: Program, sums: _Sums) -> dict[int, tuple[int, int]] | None:
     """How many zeros are to lie before and behind what is between along axes of the data: none but where several loops
-    of the results choose taps (remainders), which no window slides over, so that padding would be copied for each.
-    None where guards say more than what padding is.
+    of the results choose taps, or taps run backwards (remainders of a transposed window): no window slides over these,
+    so that padding would be copied for each. None where guards say more than what padding is.
     """
     data, shape = sums.data, program.tensor[sums.data.tensor].extents(program.binding)
-    if len(names_of(sums.statement.write) & {*sums.taps}) < 2:
+    backwards = any(data.affine_index[d].coefficient(n) < 0 for d in sums.places for n in sums.taps)
+    if len(names_of(sums.statement.write) & {*sums.taps}) < 2 and not backwards:
         return {}
     ends = {d: (data.affine_index[d], Affine.of(shape[d] - 1) - data.affine_index[d]) for d in sums.places}
     if any(c.equality or all(c.expr not in pair for pair in ends.values()) for c in data.guard):

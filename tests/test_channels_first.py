@@ -69,6 +69,7 @@ def test_places_that_depend_on_two_loops_of_the_results() -> None:
         ((4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
         ((9, 6), {"strides": [3, 2]}),
         ((6, 6), {"strides": [2, 2], "pads": [2, 2, 2, 2]}),
+        ((5, 7), {"strides": [2, 2], "pads": [1, 3, 1, 3], "output_padding": [0, 1]}),  # taps that run backwards
     ]
     for kernel, attributes in cases:
         w = random.integers(-3, 4, (32, 1, *kernel)).astype("f4")
