@@ -22,30 +22,32 @@ class KernelSequence:
     """Kernels with the pointers of their inputs and outputs, run one after the other.
 
     `run` gives the addresses of what is named; nothing about memory is checked. Buffers of the kernels are shared, so
-    only one call may run at a time; whoever calls sees to that, and keeps the memory.
+    only one call may run at a time; whoever calls sees to that, and keeps the memory. `sizes`: values of free sizes.
     """
 
-    def __init__(self, calls: Sequence[tuple[Kernel, Sequence[Pointer]]]) -> None:
-        self.kernels = [kernel for kernel, _ in calls]
-        records = [Record(k.entry([t.name for t in (*k.inputs, *k.outputs)])) for k in self.kernels]
+    def __init__(
+        self, calls: Sequence[tuple[Kernel, Sequence[Pointer]]], sizes: Mapping[str, int] | None = None
+    ) -> None:
+        self.kernels, self._sizes = [kernel for kernel, _ in calls], dict(sizes or {})
+        records = [Record(k.entry([t.name for t in (*k.inputs, *k.outputs)], sizes)) for k in self.kernels]
         self._memory = aligned_bytes(max((r.entry.scratch for r in records), default=0))
         scratch = address(self._memory)
         words: list[int] = [len(calls), -1]
         blocks: list[list[int]] = []
         self._named: list[tuple[int, str]] = []
         start = 2 + SEQUENCE * len(calls)
-        for record, (kernel, pointers) in zip(records, calls, strict=True):
+        for record, (_, pointers) in zip(records, calls, strict=True):
             block = record.block([p if isinstance(p, int) else 0 for p in pointers], scratch)
             positions = zip(record.entry.positions, pointers, strict=True)
             self._named += [(start + slot, p) for slot, p in positions if isinstance(p, str) and slot >= 0]
-            words += [record.entry.entry, 8 * start, int(kernel.parallel)]
+            words += [record.entry.entry, 8 * start, int(record.entry.parts > 1)]
             blocks.append(block)
             start += len(block)
         self._words = (ctypes.c_int64 * start)(*words, *(w for block in blocks for w in block))
         at = ctypes.addressof(self._words)
         for k in range(len(calls)):
             self._words[2 + SEQUENCE * k + 1] += at
-        self._parts = max((k.threads for k in self.kernels if k.parallel), default=1)
+        self._parts = max((r.entry.parts for r in records), default=1)
         native = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(pool().run)
         self._enter = native
         self._arguments = (pool().sequence, at, self._parts)
@@ -61,7 +63,7 @@ class KernelSequence:
     def failure(self, status: int) -> RunError:
         """The error of the last run, which ended with this status."""
         number = self._words[1]
-        error = self.kernels[number].failure(status, {})
+        error = self.kernels[number].failure(status, self._sizes)
         if isinstance(error, IndexRangeError):
             error.position = number
         return error

@@ -20,7 +20,7 @@ from poly.arguments import BY_NAME, RunByName, knows_arguments
 from poly.document import bytes_text, counted
 from poly.dtypes import Array, numpy_dtype
 from poly.engine_arrays import ExpectedInput, inputs_of, targets_of
-from poly.engine_direct import DirectRun
+from poly.engine_direct import DirectRun, direct_run
 from poly.engine_errors import named_as_in_file
 from poly.errors import IndexRangeError
 from poly.graph import Graph
@@ -274,22 +274,14 @@ class Engine(RunByName):
     @cached_property
     def _direct(self) -> DirectRun | None:
         """The run as one native call; None where a step is run from Python, or a result is a copy."""
-        from poly.codegen.arguments import expected_arrays
-        from poly.codegen.call_ir import MAX_GIVEN
-        from poly.codegen.sequence import SequenceCall
-
-        plan, tensors = self._plan_of_run, (*self.graph.inputs, *self.graph.outputs)
-        if len(plan.pieces) != 1 or plan.given or self.graph.formats or len(tensors) > MAX_GIVEN:
+        plan = self._plan_of_run
+        if len(plan.pieces) != 1 or plan.given or self.graph.formats:
             return None
         sequence = plan.pieces[0].run
         if isinstance(sequence, Step):
             return None
-        shapes = {t.name: t.extents({}) for t in tensors}
         cleared = frozenset(name for name, make, *_ in plan.results if make is fresh_zeros)
-        arrays = expected_arrays(self.graph.inputs, self.graph.outputs, shapes, cleared)
-        entry = sequence.placed([t.name for t in tensors], self._in_arrays)
-        call = SequenceCall(sequence, entry, arrays, len(self.graph.outputs))
-        return DirectRun(call, self.inputs, self.outputs, whole=not cleared)
+        return direct_run(sequence, self.graph, {}, cleared, self._in_arrays)
 
     def _view(self, name: str, memory: np.ndarray, start: int) -> Array:
         """The tensor that starts at a byte of a piece of memory."""

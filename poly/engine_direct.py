@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from poly.dtypes import Array
+from poly.graph import Graph
 
 if TYPE_CHECKING:
-    from poly.codegen.sequence import SequenceCall
+    from poly.codegen.sequence import KernelSequence, SequenceCall
 
 
 class DirectRun:
@@ -34,6 +35,27 @@ class DirectRun:
         if found is None:
             return None
         return dict(zip(self._outputs, found if isinstance(found, tuple) else (found,), strict=True))
+
+
+def direct_run(
+    sequence: KernelSequence, graph: Graph, sizes: Mapping[str, int], cleared: frozenset[str],
+    within: Mapping[str, tuple[str, int]],
+) -> DirectRun | None:  # fmt: skip
+    """A graph's run as one native call, under values of its free sizes; None where it has too many arrays. `cleared`:
+    the outputs that are zeros before; `within`: see `KernelSequence.placed`.
+    """
+    from poly.codegen.arguments import expected_arrays
+    from poly.codegen.call_ir import MAX_GIVEN
+    from poly.codegen.sequence import SequenceCall
+
+    tensors = (*graph.inputs, *graph.outputs)
+    if len(tensors) > MAX_GIVEN:
+        return None
+    shapes = {t.name: t.extents(sizes) for t in tensors}
+    arrays = expected_arrays(graph.inputs, graph.outputs, shapes, cleared)
+    call = SequenceCall(sequence, sequence.placed([t.name for t in tensors], within), arrays, len(graph.outputs))
+    labels = ([graph.label(t.name) for t in own] for own in (graph.inputs, graph.outputs))
+    return DirectRun(call, *labels, whole=not cleared)
 
 
 def _in_order(arrays: Mapping[str, Array], labels: tuple[str, ...]) -> list[Array] | None:

@@ -24,6 +24,7 @@ from poly.document import Document, counted, table
 from poly.dtypes import Array, numpy_dtype
 from poly.engine import Engine
 from poly.engine_arrays import ExpectedInput, inputs_of, targets_of
+from poly.engine_direct import DirectRun, direct_run
 from poly.engine_errors import named_as_in_file
 from poly.errors import IndexRangeError, RunError, UnsupportedError
 from poly.graph import Graph, SizedGraph
@@ -70,6 +71,15 @@ class _Prepared:
     calls: tuple[Callable[[Sequence[int]], None], ...]
 
 
+@dataclass(frozen=True)
+class _Direct:
+    """The runs of one size as native calls; None where they cannot be. `arena`: what lies between its steps."""
+
+    key: Key
+    call: DirectRun | None
+    arena: Array
+
+
 @dataclass
 class SizedEngine(RunByName):
     """`run({name: array}) -> {name: array}` for inputs of any shape in the ranges. Safe to call from several threads.
@@ -94,6 +104,8 @@ class SizedEngine(RunByName):
     _sizes: dict[tuple[object, ...], dict[str, int]] = field(
         default_factory=dict[tuple[object, ...], dict[str, int]], repr=False
     )
+    _direct: _Direct | None = field(default=None, repr=False)
+    _last: Key = field(default=(), repr=False)
     _arena: Array = field(default_factory=lambda: aligned_bytes(0), repr=False)
     _lock: Lock = field(default_factory=Lock, repr=False)
 
@@ -159,6 +171,8 @@ class SizedEngine(RunByName):
         `out`: arrays to write to, as of `Engine.run`. `observe(step, seconds)` is called after each step, unless the
         size was compiled for itself.
         """
+        if observe is None and self._direct is not None and (found := self._as_is(inputs, out)) is not None:
+            return found
         given = self._given(inputs)
         sizes = self.sizes_of(given)
         with self._lock:
@@ -166,6 +180,9 @@ class SizedEngine(RunByName):
             prepared = None if key in self._engines else self._at(key, sizes)
             if prepared is None:
                 return self._specialised(key, sizes).run(inputs, out=out)
+            if key == self._last and (self._direct is None or self._direct.key != key):  # a size that comes again
+                self._direct = self._made_direct(key, sizes, prepared)
+            self._last = key
             values: dict[str, Array] = {**self._given_back, **given}
             values |= self._targets(out, sizes, values) if out is not None else {}
             arena = self._memory(prepared.arena)
@@ -185,6 +202,29 @@ class SizedEngine(RunByName):
                 if observe is not None:
                     observe(step, time.perf_counter() - start_of_step)
         return {label: values[t.name] for t, label in self._filled}
+
+    def _as_is(self, inputs: Mapping[str, Array], out: Mapping[str, Array] | None) -> dict[str, Array] | None:
+        """`run` in one native call, for the size that came twice; None where an array does not fit as it is."""
+        try:
+            with self._lock:
+                direct = self._direct
+                return None if direct is None or direct.call is None else direct.call.run(inputs, out)
+        except IndexRangeError as error:
+            raise self._told(error, self.steps[error.position]) from None
+
+    def _made_direct(self, key: Key, sizes: Mapping[str, int], prepared: _Prepared) -> _Direct:
+        from poly.codegen.sequence import KernelSequence
+
+        borders = {t.name for t in self.graph.inputs}
+        outputs = {t.name for t in self.graph.outputs}
+        arena = self._memory(prepared.arena)
+        if not outputs.isdisjoint(borders | self.constants.keys()):  # a result that is a copy
+            return _Direct(key, None, arena)
+        places: dict[str, int | str] = {name: address(arena) + at for name, at in prepared.offsets.items()}
+        places |= self._fixed | {name: name for name in borders | outputs}
+        calls = [(step.kernel, [places[name] for name in step.arrays]) for step in self.steps]
+        call = direct_run(KernelSequence(calls, sizes), self.graph, sizes, frozenset(outputs - self._whole), {})
+        return _Direct(key, call, arena)
 
     def _told(self, error: IndexRangeError, step: SizedStep) -> IndexRangeError:
         own, names = (*step.kernel.inputs, *step.kernel.outputs), (*step.inputs, *step.outputs)
@@ -327,6 +367,7 @@ class SizedEngine(RunByName):
             if self.graph.literal is None:
                 raise UnsupportedError("this graph has no form for single sizes", where=self.graph.name)
             self._engines[key] = self.literal(self.graph.literal(sizes))
+            self._direct = None
             while len(self._engines) > MOST_ENGINES:
                 self._engines.popitem(last=False)
         self._engines.move_to_end(key)

@@ -243,6 +243,41 @@ def test_a_size_that_matters_gets_its_own_code() -> None:
             engine.specialise(**sizes)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", AFFINE)
+def test_a_size_that_comes_again_has_the_same_results(name: str, threads: int) -> None:
+    """In one native call: with arrays that fit as they are, others, and sizes in between."""
+    proto, ranges = AFFINE[name]
+    graph = poly.from_onnx(proto, ranges=ranges)
+    assert isinstance(graph, SizedGraph)
+    engine = poly.compile(graph, threads=threads)
+    low, high = ({p: ends[k] for p, ends in graph.ranges.items()} for k in (0, 1))
+    a, b = inputs_at(graph, low), inputs_at(graph, high)
+    first, other = engine.run(a), engine.run(b)
+    for _ in range(3):
+        assert_close(engine.run(b), other, rtol=0)
+        assert_close(engine.run({n: np.asfortranarray(v) for n, v in b.items()}), other, rtol=0)
+        out = {n: np.full_like(v, np.nan if v.dtype.kind == "f" else 7) for n, v in other.items()}
+        assert_close(engine.run(b, out=out), other, rtol=0)
+        assert all(engine.run(b, out=out)[n] is v for n, v in out.items())
+        assert_close(engine.run(a), first, rtol=0)
+    engine.specialise(**{graph.label(p): v for p, v in low.items()})
+    assert_close(engine.run(a), first, rtol=1e-4)
+    assert len(engine.engines) == 1
+
+
+def test_an_index_out_of_range_is_told_in_each_run() -> None:
+    table = {"table": f32(5, 3)}
+    proto = model([node("Gather", "table at", "y")], {"at": ["n"]}, table)
+    proto.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
+    engine = poly.compile(poly.from_onnx(proto, ranges={"n": (1, 9)}), threads=1)
+    for _ in range(4):
+        assert np.array_equal(engine.run({"at": np.array([0, 4, 1])})["y"], table["table"][[0, 4, 1]])
+    for _ in range(2):
+        with pytest.raises(RunError, match="5"):
+            engine.run({"at": np.array([0, 5, 1])})
+
+
 def test_what_is_remembered_is_bounded() -> None:
     proto = model([node("Relu", "x", "y")], {"x": ["n"]})
     graph = poly.from_onnx(proto, ranges={"n": (1, 500)})
