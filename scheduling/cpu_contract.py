@@ -198,7 +198,9 @@ def _turned(facts: Facts, s: Statement, axis: int) -> bool:
     return all(o.combiner is None and facts.regular(o, axis) for o in before)
 
 
-def rated_plans(facts: Facts, update: Statement, lanes: int, suits: Callable[[Way], bool]) -> Iterator[Rated]:
-    """The best plan of every way to do it that `suits`."""
+def rated_plans(
+    facts: Facts, update: Statement, lanes: int, suits: Callable[[Way], bool], *, whole: bool = False
+) -> Iterator[Rated]:
+    """The best plan of every way to do it that `suits`; `whole`: of those that do not cut the reduction."""
     ways = RatedWays(facts, update, lanes)
-    return ways.best_of_each(filter(suits, ways.ways()), 1)
+    return ways.best_of_each(filter(suits, ways.ways()), 1, whole=whole)

@@ -101,10 +101,12 @@ class RatedWays(TileWork):
         grid, cycles = min(found, key=lambda f: f[1].min())
         return self._made(grid, cycles, int(np.argmin(cycles)))
 
-    def best_of_each(self, ways: Iterable[Way], each: int) -> Iterator[Rated]:
-        """The best `each` sizes of every way."""
+    def best_of_each(self, ways: Iterable[Way], each: int, *, whole: bool = False) -> Iterator[Rated]:
+        """The best `each` sizes of every way; `whole`: of those that do not cut the reduction."""
         for grid, cycles in self._rated([*self._shaped(ways)], inf, every=True):
-            yield from (self._made(grid, cycles, int(k)) for k in np.argsort(cycles, kind="stable")[:each])
+            order = np.argsort(cycles, kind="stable")
+            order = order[grid.depth[order] == 0] if whole else order
+            yield from (self._made(grid, cycles, int(k)) for k in order[:each])
 
     def _made(self, grid: Grid, cycles: Numbers, k: int) -> Rated:
         return Rated(float(cycles[k]), partial(self.plan, grid.way, *(int(v) for v in grid.sizes[k])))

@@ -11,19 +11,21 @@ from dataclasses import dataclass, replace
 
 from poly.affine import Affine
 from poly.machine import Machine
-from poly.program import Program
+from poly.program import Program, Statement
 from poly.scheduling.contraction import names_of
 from poly.scheduling.cpu_block import Blocking
 from poly.scheduling.cpu_chain import handed_on, keep_values
 from poly.scheduling.cpu_contract import rated_plans
+from poly.scheduling.cpu_core import core_of
 from poly.scheduling.cpu_edits import cut, cut_loops, fused, loop_of, ordered, pieces_of
-from poly.scheduling.cpu_facts import facts_of
+from poly.scheduling.cpu_facts import facts_of, widest_element
 from poly.scheduling.cpu_plan import BlockPlan, balanced
 from poly.scheduling.cpu_rating import Rated
 from poly.scheduling.cpu_rows import RowPlan, row_plan
 from poly.scheduling.cpu_rows_nest import Rows
 from poly.scheduling.cpu_ways import Way
 from poly.scheduling.groups import Group, tensors_read, tensors_written
+from poly.scheduling.row_blocks import KEPT, bytes_inside
 from poly.scheduling.schedule import Schedule
 
 
@@ -75,13 +77,28 @@ def _product(program: Program, part: Group, group: Group, machine: Machine, thre
     def suits(found: Rated) -> bool:
         return found.plan.depth is None and not any(p.pad for p in found.plan.packs)
 
-    plans = rated_plans(facts, updates[0], lanes, possible)
-    best = min(filter(suits, plans), key=lambda r: r.cycles, default=None)
+    def least(whole: bool) -> Rated | None:
+        plans = rated_plans(facts, updates[0], lanes, possible, whole=whole)
+        return min(filter(suits, plans), key=lambda r: r.cycles, default=None)
+
+    best = least(False)
+    if best is None and _stays(program, group, updates[0], machine):
+        best = least(True)
     if best is None:
         return None
     height = max(p.tile for p in best.plan.strips[0].rows)
     strips = tuple(replace(s, rows=balanced(0, group.block, height)) for s in best.plan.strips)
     return replace(best.plan, strips=strips, row_block=0)
+
+
+def _stays(program: Program, group: Group, update: Statement, machine: Machine) -> bool:
+    """Whether what all rows of a product use stays in a core's own caches from one register tile to the next: the plan
+    for all rows may cut the reduction, as results that go through memory push it out.
+    """
+    shared = group.axes[update.name]
+    sizes = [bytes_inside(program, r, {*shared}) for r in update.reads if shared[-1] not in names_of(r)]
+    core = core_of(machine, widest_element(program, [update]))
+    return sum(sizes) <= core.own[-1].capacity * KEPT
 
 
 def schedule_stages(schedule: Schedule, group: Group, plan: StagePlan, machine: Machine) -> Schedule:

@@ -174,7 +174,7 @@ class _Blocks:
         rows: dict[str, int] = {}
         resident: dict[str, int] = {}
         for s, access in _accesses(statements):
-            size = self._size(access, set(axes[s.name]))
+            size = bytes_inside(self.program, access, set(axes[s.name]))
             into = rows if axes[s.name][-1] in names_of(access) else resident
             into[access.tensor] = max(into.get(access.tensor, 0), size)
         home = {s.name: k for k, part in enumerate(parts) for s in part.statements}
@@ -189,18 +189,19 @@ class _Blocks:
         row = sum({place[t]: size for t, size in rows.items() if t not in inside}.values())
         return row, sum(resident.values()), [tensor[t].nbytes(binding) for t in handed]
 
-    def _size(self, access: Access, outside: set[str]) -> int:
-        """Bytes of what an access touches in one iteration of some loops."""
-        tensor = self.program.tensor[access.tensor]
-        size = tensor.nbytes(self.program.binding)
-        for subscript, extent in zip(access.affine_index, tensor.extents(self.program.binding), strict=True):
-            size = size // extent if subscript.names and subscript.names <= outside else size
-        return size
-
     def _cycles(self, core: Core, size: int) -> float:
         """Cycles to bring bytes, or take them, from behind the caches that cannot hold them; 0 where the second can."""
         behind = [c.rate for c in core.caches if size > HELD * c.capacity]
         return size / behind[-1] if len(behind) > 1 or (behind and len(core.caches) < 2) else 0.0
+
+
+def bytes_inside(program: Program, access: Access, outside: Set[str]) -> int:
+    """Bytes of what an access touches in one iteration of some loops."""
+    tensor = program.tensor[access.tensor]
+    size = tensor.nbytes(program.binding)
+    for subscript, extent in zip(access.affine_index, tensor.extents(program.binding), strict=True):
+        size = size // extent if subscript.names and subscript.names <= outside else size
+    return size
 
 
 def _accesses(statements: Sequence[Statement]) -> Iterator[tuple[Statement, Access]]:
