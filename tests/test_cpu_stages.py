@@ -85,6 +85,13 @@ def test_results(sizes: tuple[int, int, int, int], threads: int) -> None:
     agrees(schedule, threads)
 
 
+@pytest.mark.parametrize(("keys", "width", "joined"), [(640, 64, True), (1024, 64, False), (512, 128, False)])
+def test_what_all_rows_use_stays_in_a_cache_of_the_core(keys: int, width: int, joined: bool) -> None:
+    """Though the plan for all rows cuts the sum over keys."""
+    schedule = schedule_for_cpu(attention(1, 512, keys, width), avx2_core(256 * 1024, 16 * 1024))
+    assert ("_block" in schedule.script) == joined
+
+
 def test_chains_of_products() -> None:
     program = poly.parse(PRODUCTS, a=(64, 8), b=(8, 120), c=(120, 16))
     schedule = schedule_for_cpu(program, SMALL)
