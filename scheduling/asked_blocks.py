@@ -16,13 +16,11 @@ from typing import NamedTuple
 from poly.affine import Affine, Var, var
 from poly.errors import ScheduleError
 from poly.program import Access, Layout, Tensor
-from poly.scheduling.asked_copies import MOST_ASKS, digits_of, number_of, require_asking
+from poly.scheduling.asked_copies import digits_of, number_of, require_asking, shares
 from poly.scheduling.edits import finish
 from poly.scheduling.loop_vectors import LoopVectors
 from poly.scheduling.schedule import AskedBlock, Mark, Schedule, changed
 from poly.sets import interval
-
-PARTS = 32  # of a line, to which the share of an iteration is rounded up: places are shifts then, not divisions
 
 
 class _Walk(NamedTuple):
@@ -102,15 +100,10 @@ def _shares(
     name: str, corner: Sequence[Affine], walks: Sequence[_Walk], number: Affine, trips: int
 ) -> tuple[Access, ...]:
     """Of the places of some walks from a corner those of an iteration, of which there are so many, by its number."""
-    total = prod(w.places for w in walks)
-    each = -(-total // trips)
-    if each > MOST_ASKS:
-        return ()
-    share = -(-total * PARTS // (each * trips))
     found: list[Access] = []
-    for k in range(each):
+    for line in shares(number, trips, prod(w.places for w in walks)):
         subscripts = list(corner)
-        places = digits_of((number * each + k) * share // PARTS, [w.places for w in walks])
+        places = digits_of(line, [w.places for w in walks])
         for w, place in zip(walks, places, strict=True):
             subscripts[w.axis] = subscripts[w.axis] + place * w.step
         found.append(Access(name, tuple(subscripts)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import gcd, prod
+from math import prod
 
 from poly.affine import Affine, var
 from poly.errors import ScheduleError
@@ -19,6 +19,7 @@ from poly.scheduling.schedule import AskedCopy, Mark, Schedule, changed
 from poly.sets import interval
 
 LONGEST = 1024  # elements of a line, more than any machine's has
+PARTS = 32  # of a line, to which the share of an iteration is rounded up: places are shifts then, not divisions
 MOST_ASKS = 16  # lines that an iteration asks for: a core has hardly more on their way
 
 
@@ -84,16 +85,19 @@ def asked(
     pieces = [*(e.constant for e in box[:-1]), -(-box[-1].constant // line)]
     inner = around[s.tile_rank :]
     trips, total = prod(_trips(extents[n]) for n in inner), prod(pieces)
-    each = -(-total // trips)
-    if each > MOST_ASKS:
-        return ()
-    first, share = number_of(inner, extents) * each, gcd(total, each * trips)
     found: list[Access] = []
-    for k in range(each):
-        digits = digits_of((first + k) * (total // share) // (each * trips // share), pieces)
+    for number in shares(number_of(inner, extents), trips, total):
+        digits = digits_of(number, pieces)
         digits[-1] *= line
         found.append(Access(s.reads[0].tensor, tuple(c + d for c, d in zip(corner, digits, strict=True))))
     return tuple(found)
+
+
+def shares(number: Affine, trips: int, total: int) -> list[Affine]:
+    """Which of a total of lines an iteration asks for, by its number; none where they are more than `MOST_ASKS`."""
+    each = -(-total // trips)
+    share = -(-total * PARTS // (each * trips))
+    return [(number * each + k) * share // PARTS for k in range(each)] if each <= MOST_ASKS else []
 
 
 def _next_corner(

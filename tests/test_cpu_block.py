@@ -82,11 +82,11 @@ def run(program: Program, plan: BlockPlan, facts: Facts | None = None) -> None:
 def test_blocks_of_a_sum_start_from_zero(text: str, shapes: tuple[tuple[int, ...], ...]) -> None:
     program = poly.parse(text, A=shapes[0], B=shapes[1])
     facts = facts_on(program)
-    depth, seen = 16 if "l" in text else 128, 0
+    seen = 0
     for lanes in (0, 1):
         choice = rated_ways(facts, lanes)
-        for way in (w for w in choice.ways() if depth in choice.depths_of(w)):
-            plan = choice.plan(way, 3, 2, 2, 0, depth)
+        for way in (w for w in choice.ways() if choice.depths_of(w)):
+            plan = choice.plan(way, 3, 2, 2, 0, choice.depths_of(way)[-1])
             schedule = block_group(unchecked(Schedule(program)), facts.group, plan, facts.machine)
             merges = [s for s in schedule.program.statements if s.name.startswith("merge_") and s.combiner]
             assert merges
@@ -121,6 +121,16 @@ def test_every_way_of_a_product_is_exact(text: str) -> None:
     choice = rated_ways(facts, 1)
     for k, way in enumerate(w for w in choice.ways() if not w.lanes_outside):
         run(program, choice.plan(way, 4, 2, 2, 2 if dict(way.packs).get(0) == "rows" else 0, 16 * (k % 3 == 2)))
+
+
+@pytest.mark.parametrize(
+    ("steps", "depths"),
+    [(1024, [16, 128, 512]), (1098, [18, 126, 552]), (1050, [18, 132, 528]), (1097, [16, 128, 512])],
+)
+def test_a_shorter_last_block_of_a_sum_has_whole_bodies(steps: int, depths: list[int]) -> None:
+    """Where any number of steps in a body divides the loop."""
+    choice = rated_ways(facts_on(poly.parse(GEMM, A=(64, steps), B=(steps, 96))), 1)
+    assert choice.depths == depths
 
 
 @pytest.mark.parametrize(

