@@ -32,6 +32,7 @@ from typing import Final
 from poly.codegen.host import host_machine
 from poly.codegen.jit import compile_object, link
 from poly.codegen.pool_ir import BOX, BOX_AUTO, BOX_CORE, CORES, HOME, MAX_THREADS, SPIN, WORKERS, pool_ir
+from poly.document import counted
 from poly.errors import PolyError
 from poly.settings import MOST_CORES, MOST_SPIN, last_core, spin_seconds, worker_cores
 
@@ -103,7 +104,7 @@ class Pool:
 
     def __repr__(self) -> str:
         cores = f", cores {self.cores}" if self.cores else ""
-        return f"<Pool of {self.threads} threads, spin {self.spin * 1e6:g} us{cores}>"
+        return f"<Pool of {counted(self.threads, 'thread')}, spin {self.spin * 1e6:g} us{cores}>"
 
 
 def _are_cores(cores: object, last: int) -> bool:

@@ -6,6 +6,7 @@ An annotation is read as it is written, it need not be evaluated:
     alpha: float                      a scalar of dtype f64
     beta: f32[float, ""]              a scalar of dtype f32
     A: f64[Array, "N, M + 1"]         a tensor; f64, f32, ... are names for typing.Annotated to a type checker
+    A: f64[Array, 4, 8]               the same of numbers
     A: Annotated[Array, "f64[N, M + 1]"], or a name of the module for such a type
     A: "f64[N, M + 1]"                the same for who does not check types
 
@@ -25,6 +26,7 @@ from poly.frontend.nest_source import Source, Written
 from poly.sets import identifier
 
 _PLAIN = {"float": "f64", "bool": "bool"}
+_ARRAYS = ("Array", "ndarray", "NDArray")  # what stands before a shape, for a type checker
 
 
 @dataclass(frozen=True)
@@ -103,8 +105,8 @@ def _read(source: Source, place: ast.expr, node: ast.expr) -> tuple[str, tuple[A
     name = "bool" if name == "boolean" else name
     if name not in DTYPES:
         raise _unreadable(source, place)
-    if len(parts) == 2 and _is_text(parts[1]) and not _is_text(parts[0]):
-        parts = parts[1:]  # f64[Array, "N, M"]
+    if len(parts) > 1 and (last_name(parts[0]) in _ARRAYS or (_is_text(parts[1]) and not _is_text(parts[0]))):
+        parts = parts[1:]  # f64[Array, "N, M"], f64[Array, 4, 8]
     return name, tuple(e for part in parts for e in _extents(source, place, part))
 
 

@@ -133,8 +133,9 @@ def windows(b: Notation, extents: Sequence[int], kernel: Sequence[int], partial:
         room = max(room, 0) if partial and room > -a.stride else room
         size = _positions(room, a.stride, ceil, extent + before)
         b.require(
-            size > 0, f"a window of {a.span} does not fit into {extent} elements padded by {before} and {after}"
-        )
+            size > 0, f"a window of {a.span} does not fit into {extent} elements padded by {before} and {after}",
+            "larger inputs",
+        )  # fmt: skip
         found.append(Window(a.name, extent, a.kernel, a.stride, a.dilation, before, after, size))
     return found
 

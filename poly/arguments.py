@@ -28,10 +28,13 @@ MOST_SIZE: Final = 1 << 63
 _MANY: Final = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
-def checks_kinds(error: type[PolyError], *classes: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def checks_kinds(
+    error: type[PolyError], *classes: str, hint: str = ""
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """A decorator: raise `error` for an argument that is not of the kind its annotation says.
 
-    `classes`: other classes that the annotations name and that are looked at too. Missing and unknown arguments are an
+    `classes`: other classes that the annotations name and that are looked at too. `hint`: a call, in place of the
+    signature. Missing and unknown arguments are an
     `ArgumentTypeError`, which is Python's `TypeError`, too.
     """
 
@@ -47,10 +50,10 @@ def checks_kinds(error: type[PolyError], *classes: str) -> Callable[[Callable[P,
         )
 
         def refuse(args: tuple[object, ...], keywords: Mapping[str, object]) -> None:
-            given = _bound(function.__name__, parameters, args, keywords)
+            given = _bound(function.__name__, parameters, args, keywords, hint)
             wrong = _first_wrong(given, parameters.parameters, kinds)
             if wrong is not None:
-                raise error(f"{function.__name__}: {wrong[0]}", hint=wrong[1])
+                raise error(f"{function.__name__}: {wrong[0]}", hint=hint or wrong[1])
 
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -66,7 +69,7 @@ def checks_kinds(error: type[PolyError], *classes: str) -> Callable[[Callable[P,
             try:
                 return function(*args, **kwargs)
             except TypeError:
-                _bound(function.__name__, parameters, args, kwargs)
+                _bound(function.__name__, parameters, args, kwargs, hint)
                 raise
 
         return call

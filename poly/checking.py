@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import onnx
 
 _COERCED: Final = ("Softmax", "LogSoftmax", "Hardmax")  # before opset 13 they flatten their input to a matrix first
+_OTHERWISE: Final = "--save OUT.npz, and compare with what the model gives elsewhere"
 
 
 @dataclass(frozen=True)
@@ -81,19 +82,20 @@ def onnx_reference(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> dict[
     """A model's outputs by onnx's own reference evaluator.
 
     The evaluator runs Softmax, LogSoftmax and Hardmax of opset 12 and older by their newer meaning (along one axis);
-    those three get the meaning of their opset here.
+    those three get the meaning of their opset here, as does DequantizeLinear before 19, which it lacks.
     """
     from onnx.reference import ReferenceEvaluator
     from onnx.reference.op_run import OpRun
 
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
     replaced = [_flattened(OpRun, name) for name in _COERCED] if opset < 13 else []
+    replaced += [_dequantised(OpRun)] if opset < 19 else []
     try:
         evaluator = ReferenceEvaluator(model, new_ops=replaced)
         with np.errstate(all="ignore"):
             found = evaluator.run(None, dict(inputs))
     except Exception as error:  # whatever operators raise; where the evaluator lacks a version of one, RuntimeError
-        text, hint = f"nothing to compare with: onnx.reference cannot run the model: {error}", None
+        text, hint = f"nothing to compare with: onnx.reference cannot run the model: {error}", _OTHERWISE
         if "need at least one array" in str(error):  # numpy's words for no rows
             text = "nothing to compare with: onnx.reference has no rows to stack where a Loop makes no turn"
             hint = "a trip count of 1 or more, and a condition (it takes an absent one for False); or no check"
@@ -119,3 +121,18 @@ def _flattened(base: type, operator: str) -> type:
         return (result.astype(x.dtype).reshape(x.shape),)
 
     return type(operator, (base,), {"op_domain": "", "_run": _run})
+
+
+def _dequantised(base: type) -> type:
+    """DequantizeLinear with one scale, or one for each element of an axis."""
+
+    def _run(
+        _self: object, x: Array, scale: Array, zero: Array | None = None, axis: int = 1, **_later: object
+    ) -> tuple[Array]:  # `_later`: attributes of newer opsets, at their defaults
+        shape = [1] * x.ndim
+        if scale.size > 1:
+            shape[axis] = -1
+        moved = x.astype(np.float32) - (0 if zero is None else zero.astype(np.float32).reshape(shape))
+        return (np.multiply(moved, scale.reshape(shape)).astype(scale.dtype),)
+
+    return type("DequantizeLinear", (base,), {"op_domain": "", "_run": _run})

@@ -16,7 +16,7 @@ from poly.checking import Difference, compare, onnx_reference, tolerance_of
 from poly.compiler import compile, machine_of
 from poly.console import busy, print_facts, print_table, steps
 from poly.document import bytes_text, count_text, seconds_text
-from poly.dtypes import Array, dtype_name, is_float
+from poly.dtypes import Array, dtype_name, is_float, is_integer
 from poly.engine import Engine
 from poly.errors import FallbackWarning, RunError
 from poly.explainer import measured_text
@@ -61,10 +61,21 @@ def run(
     print()
     rows = [(n, f"{a.dtype}{list(a.shape)}", *_figures(a)) for n, a in outputs.items()]
     print_table("", ("output", "type", "min", "max", "mean"), rows)
+    if not given and (note := _of_random(work, outputs)):
+        print(f"\n{note}")
     if save:
         np.savez(save, allow_pickle=False, **outputs)
-        print(f"\nsaved to {save}")
+        print(f"\nsaved to {save if save.endswith('.npz') else f'{save}.npz'}")  # as numpy names it
     return _check(work, inputs, outputs) if check else True
+
+
+def _of_random(work: Work, outputs: Mapping[str, Array]) -> str:
+    """What to try where random integers, as of a mask, may be why outputs are NaN."""
+    whole = [n for n, t in work.inputs if n not in work.constants and is_integer(t.dtype)]
+    if not whole or not any(a.dtype.kind == "f" and np.isnan(a).any() for a in outputs.values()):
+        return ""
+    files = " ".join(f"--input {name}=FILE.npy" for name in whole)
+    return f"NaN, of random integers from 0 to 7; where the model means others: {files}"
 
 
 def _figures(array: Array) -> tuple[str, ...]:

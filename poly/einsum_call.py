@@ -29,7 +29,7 @@ import numpy.typing as npt
 from poly.arguments import knows_arguments, shown
 from poly.codegen.call import NATIVE, NativeCall, Record, attach
 from poly.dlpack import Exporter, from_dlpack
-from poly.dtypes import Array
+from poly.dtypes import DTYPES, Array, numpy_dtype
 from poly.einsum_plan import Compiled, Plan, Viewed, make_plan
 from poly.einsum_rules import Options, Signature, numpy_einsum
 from poly.errors import ArgumentError, ArgumentTypeError, ParseError, PolyError, RunError
@@ -281,7 +281,8 @@ def _options(
     try:
         wanted = None if dtype is None else np.dtype(dtype)
     except TypeError as error:
-        hint = "'float32', 'float64' or another of numpy's"
+        own = isinstance(dtype, str) and dtype in DTYPES
+        hint = repr(numpy_dtype(str(dtype)).name) if own else "'float32', 'float64' or another of numpy's"
         raise ArgumentTypeError(f"dtype {dtype!r}: {error}", hint=hint) from error
     return Options(_path(optimize), wanted, order, casting, count, tuning_of(tune))
 

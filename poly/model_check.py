@@ -171,6 +171,20 @@ def check_model(
     return first
 
 
+def assumed_sizes(
+    model: onnx.ModelProto, given: Mapping[str, tuple[int, ...] | int], fixed: Mapping[str, Array]
+) -> dict[str, int]:
+    """Extents of the dynamic dimensions that are not bound, with which no node is refused; none if there are none."""
+    for sizes in _assumptions(model, given, fixed):
+        try:
+            survey = survey_onnx(model, dict(given) | sizes, dict(fixed))
+        except OnnxError:
+            continue
+        if not any(f.fate == "refused" for f in survey.fates):
+            return sizes
+    return {}
+
+
 def _host() -> Machine:
     from poly.codegen.host import host_machine
 

@@ -25,9 +25,9 @@ import islpy as isl
 from poly.affine import Affine, Constraint, var
 from poly.coefficients import set_of
 from poly.document import counted
-from poly.dtypes import DTYPES, hint_for, size_bytes
+from poly.dtypes import DTYPES, hint_for, numpy_dtype, size_bytes
 from poly.errors import PolyError, ShapeError
-from poly.expr import Combiner, Const, Expr, IndexValue, children, dtype_of, reads_of, require_literals, walk
+from poly.expr import Apply, Combiner, Const, Expr, IndexValue, children, dtype_of, reads_of, require_literals, walk
 from poly.locks import cached_property
 from poly.sets import SET, number
 from poly.text_sets import print_condition
@@ -436,7 +436,19 @@ def _verify_statement(s: Statement, tensors: Mapping[str, Tensor], parameters: f
     if found is None:
         require_literals(s.body, target, where)
     if found is not None and found != target:
-        raise ShapeError(f"body is {found}, {s.write.tensor} is {target}", where=where, hint=f"write {target}(...)")
+        hint = _converted(s, {r.tensor: tensors[r.tensor].dtype for r in s.reads}, target)
+        raise ShapeError(f"body is {found}, {s.write.tensor} is {target}", where=where, hint=hint)
+
+
+def _converted(s: Statement, dtypes: Mapping[str, str], target: str) -> str:
+    """What to write where a body is of another dtype than its target: for a wider one operands are converted, as the
+    result of an operation has wrapped or been rounded by then.
+    """
+    size = numpy_dtype(target).itemsize
+    narrow = [n for n, dtype in dtypes.items() if numpy_dtype(dtype).itemsize < size]
+    if not isinstance(s.body, Apply) or len(narrow) < len(dtypes):
+        return f"write {target}(...)"
+    return f"convert what it reads: {', '.join(f'{target}({n}[...])' for n in narrow)}"
 
 
 def program_of(what: object) -> Program | None:

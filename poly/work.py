@@ -70,7 +70,8 @@ def load(
     """
     path, files = Path(what), arrays or ()
     if dtype and (what.endswith(".onnx") or path.suffix == ".nest" or "[" in what or "=" in what):
-        raise UsageError("--dtype is for einsum specs", hint="notation and models have dtypes of their own")
+        own = "a model has dtypes of its own" if what.endswith(".onnx") else f'in the text: "input x: {dtype}[8]; ..."'
+        raise UsageError("--dtype is for einsum specs", hint=own)
     if what.endswith(".onnx"):
         given, fixed = bindings(what, shapes, bind, constants)
         return _load_onnx(path, given, fixed, files)
@@ -79,7 +80,8 @@ def load(
     if path.suffix == ".toml":
         raise UsageError(f"{what} is a machine", hint=f'--target {what}, of a program: "C[i,k] += A[i,j]*B[j,k]"')
     if len(what) < 4096 and "\n" not in what and path.is_file():
-        return _load_nest(path) if path.suffix == ".nest" else _load_text(path.read_text(), shapes, path.stem, files)
+        text = _text_of(path)
+        return _load_nest(path, text) if path.suffix == ".nest" else _load_text(text, shapes, path.stem, files)
     if "[" in what or "=" in what:
         return _load_text(what, shapes, "", files)
     if path.is_dir():
@@ -87,6 +89,14 @@ def load(
     if not any(c in what for c in ",>. ") and not what.isalpha():
         raise UsageError(f"{what!r} is no file, no notation and no einsum spec", hint='"C[i,k] += A[i,j]*B[j,k]"')
     return _load_einsum(what, shapes, dtype, arrays)
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text()
+    except UnicodeDecodeError as error:
+        hint = "arrays are given by --input" if path.suffix in (".npy", ".npz") else "a model's file ends in .onnx"
+        raise UsageError(f"{path} is no text", hint=hint) from error
 
 
 def _extents(text: str) -> tuple[int | str, ...]:
@@ -219,9 +229,12 @@ def _as_options(
     if not (error.hint or "").startswith("from_onnx("):
         return error
     from poly.frontend.onnx_model import dynamic_dimensions, load_model
+    from poly.model_check import assumed_sizes
 
-    free = dynamic_dimensions(load_model(path), given, constants)
-    hint = " ".join(f"--bind {name}=1" for name in free) or "--shape INPUT=1,3,224,224"
+    model = load_model(path)
+    free = dynamic_dimensions(model, given, constants)
+    sizes = assumed_sizes(model, given, constants)
+    hint = " ".join(f"--bind {name}={sizes.get(name, 1)}" for name in free) or "--shape INPUT=1,3,224,224"
     return OnnxError(error.message, where=error.where, hint=f"{hint}, with the extents you need")
 
 
@@ -272,7 +285,7 @@ def _parsed(text: str, given: Mapping[str, tuple[int | str, ...]], arrays: Seque
         raise UsageError(error.message, where=error.where, hint=f"--shape {tensor}={extents}{file}") from None
 
 
-def _load_nest(path: Path) -> Work:
+def _load_nest(path: Path, text: str) -> Work:
     """A case of the regression tests: its sections `[program]` and `[script]`."""
     from poly.frontend.notation import parse
     from poly.scheduling.schedule_text import parse_edit
@@ -280,7 +293,7 @@ def _load_nest(path: Path) -> Work:
 
     sections: dict[str, list[str]] = {}
     current: list[str] = []
-    for line in path.read_text().splitlines():
+    for line in text.splitlines():
         if line.startswith("[") and line.endswith("]") and line[1:-1].isidentifier():
             current = sections.setdefault(line[1:-1], [])
         else:

@@ -183,7 +183,7 @@ def _permute(schedule: Schedule, order: Sequence[str]) -> Schedule:
     for loop in present:
         if schedule.kind(loop) == "vector" and (inner := loops_inside(result, loop)) - loops_inside(schedule, loop):
             raise ScheduleError(
-                f"the vector loop {loop!r} would have loops {sorted(inner)} inside", where=schedule.source.name,
+                f"the vector loop {loop!r} would have {', '.join(sorted(inner))} inside", where=schedule.source.name,
                 hint="vectorise after the loops are in their order",
             )  # fmt: skip
     return result

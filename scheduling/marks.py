@@ -43,7 +43,7 @@ def vectorise(schedule: Schedule, loop: str) -> Schedule:
     """Run an innermost loop's iterations as the lanes of one vector. It must carry nothing."""
     if inner := loops_inside(schedule, loop):
         raise ScheduleError(
-            f"loop {loop!r} has loops {sorted(inner)} inside",
+            f"loop {loop!r} has {', '.join(sorted(inner))} inside",
             where=schedule.source.name,
             hint="vectorise an innermost loop",
         )

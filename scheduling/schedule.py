@@ -246,7 +246,7 @@ class Schedule:
 
     # The primitives, so that they chain. Their meaning and checks are in the modules they come from.
 
-    @checks_kinds(ScheduleError)
+    @checks_kinds(ScheduleError, hint='tile({"i": 4, "j": 8}), or tile(i=4, j=8)')
     def tile(self, sizes: Mapping[str, SupportsIndex] | None = None, **named: SupportsIndex) -> Schedule:
         """Cut a band's loops into tiles: i becomes i.o over tiles, i.p inside. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.edits import tile

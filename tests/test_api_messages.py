@@ -500,3 +500,30 @@ def test_a_function_that_is_no_nest() -> None:
         compiled(product)
     with pytest.raises(PolyError, match=r"cannot compile function\n  try: a Program"):
         compiled(lambda: None)
+
+
+def test_a_wider_target_says_which_operands_to_convert() -> None:
+    text, shapes = "output C: i32[3,5]; C[i,k] += A[i,j] * B[j,k]", {"A": (3, 4), "B": (4, 5)}
+    with pytest.raises(PolyError, match=r"body is i8, C is i32\n  try: convert what it reads: i32\(A") as refused:
+        poly.parse(text, dtypes="i8", **shapes)
+    wide = re.sub(r"(\w\[[^]]*\]) \* (\w\[[^]]*\])", r"i32(\1) * i32(\2)", text)
+    assert "i32(B[...])" in str(refused.value)
+    a, b = np.full((3, 4), 100, "i1"), np.full((4, 5), 100, "i1")
+    found = run_program(poly.parse(wide, dtypes="i8", **shapes), {"A": a, "B": b})["C"]
+    assert np.array_equal(found, np.full((3, 5), 40000))
+    with pytest.raises(PolyError, match=r"body is f32, C is i8\n  try: write i8\(\.\.\.\)"):
+        poly.parse("output C: i8[3]; C[i] = A[i]*2", A=(3,))
+
+
+def test_a_tile_by_position_is_shown_as_it_is_written() -> None:
+    schedule: Any = poly.Schedule(poly.parse("C[i,k] += A[i,j] * B[j,k]", A=(8, 8), B=(8, 8)))
+    for arguments in (("j", 4), ("j",)):
+        with pytest.raises(PolyError, match=r"\n  try: tile\({"):
+            schedule.tile(*arguments)
+    with pytest.raises(PolyError, match=r"loop 'C_update.k' has j inside"):
+        schedule.vectorise("C_update.k")
+
+
+def test_our_dtypes_in_einsum_are_named_as_numpy_does() -> None:
+    with pytest.raises(PolyError, match=r"dtype 'i32': .*\n  try: 'int32'"):
+        poly.einsum("i->", np.ones(3), dtype="i32")

@@ -11,8 +11,10 @@ import pytest
 
 from poly import commands
 from poly.accel.profile import profile
+from poly.checking import onnx_reference
 from poly.cli import main
 from poly.compiler import compile, machine_of
+from poly.dtypes import Array
 from poly.machine_text import read_machine
 from tests.test_uneven import constants, window
 
@@ -179,10 +181,75 @@ def test_check_where_onnx_reference_lacks_a_version(tmp_path: Path, capsys: pyte
     onnx = pytest.importorskip("onnx")
     from tests.onnx_helpers import node_model
 
-    model, _ = node_model("DequantizeLinear", [np.zeros(4, "i1"), np.float32(0.5)], opset=12, constant=[1])
+    model, _ = node_model("Relu", [np.zeros(4, "f4")])
+    model.graph.node[0].op_type, model.graph.node[0].domain = "QuickGelu", "com.microsoft"
+    model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
     onnx.save(model, tmp_path / "m.onnx")
     assert poly("run", str(tmp_path / "m.onnx"), "--check") == 1
-    assert "nothing to compare with: onnx.reference cannot run the model" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "nothing to compare with: onnx.reference cannot run the model" in shown and "--save OUT.npz" in shown
+
+
+@pytest.mark.parametrize(
+    ("codes", "scale", "axis"),
+    [
+        (np.arange(-2, 4, dtype="i1").reshape(2, 3), np.float32(0.5), None),
+        (np.arange(4, dtype="i1"), np.array([0.5], "f4"), None),  # an axis that a vector does not have
+        (np.arange(12, dtype="u1").reshape(2, 3, 2), np.array([0.5, 2, 4], "f4"), None),
+        (np.arange(6, dtype="i4").reshape(2, 3), np.array([0.5, 3], "f4"), 0),
+    ],
+)
+def test_check_of_codes_before_opset_19(codes: Array, scale: Array, axis: int | None) -> None:
+    onnx = pytest.importorskip("onnx")
+    from onnx.reference import ReferenceEvaluator
+
+    from tests.onnx_helpers import node_model
+
+    zero = np.full(np.shape(scale), 0 if codes.dtype == np.int32 else 1, codes.dtype)
+    model, feeds = node_model("DequantizeLinear", [codes, scale, zero], opset=13)
+    if axis is not None:
+        model.graph.node[0].attribute.append(onnx.helper.make_attribute("axis", axis))
+    newer = onnx.ModelProto.FromString(model.SerializeToString())
+    newer.opset_import[0].version = 19
+    expected = np.asarray(next(iter(ReferenceEvaluator(newer).run(None, feeds))))
+    (found,) = onnx_reference(model, feeds).values()
+    assert found.dtype == expected.dtype and np.array_equal(found, expected)
+
+
+def test_sizes_that_are_named_are_ones_that_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx = pytest.importorskip("onnx")
+    from tests.onnx_helpers import node_model
+
+    model, _ = node_model("MaxPool", [np.zeros((1, 1, 8, 8), "f4")], kernel_shape=[3, 3])
+    for axis, name in ((0, "n"), (2, "h"), (3, "w")):
+        model.graph.input[0].type.tensor_type.shape.dim[axis].dim_param = name
+    del model.graph.output[0].type.tensor_type.shape.dim[:]
+    onnx.save(model, tmp_path / "m.onnx")
+    assert poly("run", str(tmp_path / "m.onnx")) == 1
+    hint = capsys.readouterr().err.partition("try: ")[2].partition(",")[0].split()
+    assert hint[:2] == ["--bind", "n=1"] and len(hint) == 6
+    assert poly("run", str(tmp_path / "m.onnx"), *hint, "--check") == 0
+
+
+def test_random_integers_behind_nan_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx = pytest.importorskip("onnx")
+    value, node = onnx.helper.make_tensor_value_info, onnx.helper.make_node
+    nodes = [node("Cast", ["mask"], ["f"], to=1), node("Neg", ["f"], ["g"]), node("Sqrt", ["g"], ["y"])]
+    graph = onnx.helper.make_graph(nodes, "g", [value("mask", 7, [64])], [value("y", 1, [64])])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]), tmp_path / "m.onnx")
+    assert poly("run", str(tmp_path / "m.onnx"), "--save", str(tmp_path / "out")) == 0
+    shown = capsys.readouterr().out
+    assert "--input mask=FILE.npy" in shown and f"saved to {tmp_path}/out.npz" in shown
+    np.save(tmp_path / "a.npy", np.ones(64, "i8"))
+    assert poly("run", str(tmp_path / "m.onnx"), "--input", f"mask={tmp_path}/a.npy") == 0
+    assert "NaN" in (shown := capsys.readouterr().out) and "--input" not in shown
+
+
+@pytest.mark.parametrize("name", ["a.npz", "a.bin", "a.nest"])
+def test_a_file_that_is_no_text(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / name).write_bytes(b"PK\x03\x04\xe6\xff")
+    assert poly("run", str(tmp_path / name)) == 2
+    assert "is no text" in (shown := capsys.readouterr().err) and ("--input" in shown) == (name == "a.npz")
 
 
 def test_check_fails_on_another_result(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -415,7 +482,8 @@ def test_options_that_would_do_nothing_are_refused(tmp_path: Path, capsys: pytes
         assert poly("run", "ij->ji", "--input", f"{tmp_path}/a.npy", *option) == 2
         assert f"--input beside {option[0]}" in capsys.readouterr().err
     assert poly("run", MATMUL, *SHAPES, "--dtype", "f64") == 2
-    assert "--dtype is for einsum specs" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "--dtype is for einsum specs" in shown and '"input x: f64[8]; ..."' in shown
     missing = tmp_path / "none" / "out.npz"
     assert poly("run", "ij->ji", "--shape", "3,4", "--save", str(missing)) == 2
     assert "no folder" in capsys.readouterr().err

@@ -84,6 +84,15 @@ def test_loops_backwards_and_with_steps() -> None:
     agrees(f, {"N": 9}, {"a": numbers(9), "b": numbers(9, seed=1)})
 
 
+def test_shapes_of_numbers() -> None:
+    @nest
+    def fixed(x: f32[Array, 4], y: f32[Array, 2, 3]):
+        for i in range(len(x)):
+            x[i] += y[1, 2]
+
+    assert [t.extents({}) for t in fixed.program.inputs] == [(4,), (2, 3)]
+
+
 def test_conditions() -> None:
     @nest
     def f(N: int, a: f64[Array, "N, N"]):

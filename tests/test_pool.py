@@ -353,6 +353,12 @@ def run(script: str, threads: int = 2, **environment: str) -> str:
     return done.stdout
 
 
+def test_a_pool_before_its_first_job_is_one_thread() -> None:
+    script = "import poly; print(poly.pool())"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout.startswith("<Pool of 1 thread, spin ")
+
+
 def test_exit_with_spinning_workers() -> None:
     assert "3 threads, spin 5e+06 us" in run("check(); print(pool())", threads=3, POLYLOOM_SPIN="5000000")
 
