@@ -32,7 +32,7 @@ _HAS_VECTORCALL: Final = 1 << 11
 class Expected:
     """What an array must be to fit. `strides` None: C-contiguous. `bytes`: from its first to behind its last element.
 
-    `zero`: a fresh one is cleared first. `source`: the input whose elements an output starts with. `make`: what gives a
+    `zero`: it is cleared first. `source`: the input whose elements an output starts with. `make`: what gives a
     fresh one, where that is not numpy's constructor.
     """
 

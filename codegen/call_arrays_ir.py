@@ -49,8 +49,8 @@ no:
   ret i1 false
 }
 
-define internal void @begin(ptr %rec, ptr %given, i64 %inputs, i64 %outputs) nounwind { ; outputs that start from inputs
-entry:
+define internal void @begin(ptr %rec, ptr %given, i64 %inputs, i64 %outputs, i1 %fresh) nounwind {
+entry: ; what outputs start as
   br label %next
 next:
   %k = phi i64 [0, %entry], [%k1, %done]
@@ -62,7 +62,17 @@ one:
   %spec = call ptr @spec(ptr %rec, i64 %number)
   %source = call i64 @word(ptr %spec, i64 $SOURCE)
   %none = icmp eq i64 %source, 0
-  br i1 %none, label %done, label %copy
+  br i1 %none, label %own, label %copy
+own:
+  %zero = call i64 @word(ptr %spec, i64 $ZERO)
+  %asis = icmp eq i64 %zero, 0
+  %ready = or i1 %fresh, %asis
+  br i1 %ready, label %done, label %clear
+clear:
+  %all = call i64 @word(ptr %spec, i64 $BYTES)
+  %old = call ptr @link(ptr %given, i64 %number)
+  call void @llvm.memset.p0.i64(ptr align 1 %old, i8 0, i64 %all, i1 false)
+  br label %done
 copy:
   %input = sub i64 %source, 1
   %from = call ptr @link(ptr %given, i64 %input)

@@ -22,7 +22,7 @@ NEXT, INPUTS, OUTPUTS, ENTRY, PARTS, RELEASE, SLOTS, TEMPLATE, POSITIONS, MOVES,
 RUN, ARRAYS, SCALAR = range(12, 15)
 RECORD: Final = 15
 # Words of an array in a record. STRIDES 0: not asked. BYTES: from the first to behind the last element. ZERO: 1 where
-# a fresh one has to be cleared. SOURCE: 1 + the input that it starts from, 0: none. MAKE: what to call for a fresh one,
+# it has to be cleared. SOURCE: 1 + the input that it starts from, 0: none. MAKE: what to call for a fresh one,
 # 0: numpy's constructor.
 DESCR, RANK, FLAGS, DIMS, STRIDES, BYTES, ZERO, SOURCE, MAKE = range(9)
 ARRAY: Final = 9
@@ -347,12 +347,12 @@ run:
   %brief = icmp eq i64 %release, 0
   br i1 %brief, label %hold, label %let
 hold:
-  call void @begin(ptr %rec, ptr %given, i64 %count, i64 %outputs)
+  call void @begin(ptr %rec, ptr %given, i64 %count, i64 %outputs, i1 %make)
   %s1 = call i64 @polyloom.enter(ptr %rec, ptr %given)
   br label %ran
 let:
   %thread = call ptr @PyEval_SaveThread()
-  call void @begin(ptr %rec, ptr %given, i64 %count, i64 %outputs)
+  call void @begin(ptr %rec, ptr %given, i64 %count, i64 %outputs, i1 %make)
   %s2 = call i64 @polyloom.enter(ptr %rec, ptr %given)
   call void @PyEval_RestoreThread(ptr %thread)
   br label %ran

@@ -120,8 +120,8 @@ def compile(
     An ONNX model, or the path of one, gives an engine that compiles at its first run, for what it then sees. A graph
     with free sizes (`from_onnx(..., ranges=...)`) is compiled once for all of them; see `poly.sized_engine`.
 
-    Elements of an output that no statement writes are zero (on an accelerator such a program is refused); a read of a
-    temporary's element before it is written is refused.
+    Elements of an output that no statement writes are zero, in `out=` too (on an accelerator such a program is
+    refused); a read of a temporary's element before it is written is refused.
 
     `target`: "cpu", the name of an accelerator profile, a path to a machine's TOML file, or a `Machine`. `constants`:
     arrays of the program's constant tensors. `threads`: for the CPU, 1 unless given; all kernels of a process

@@ -13,13 +13,10 @@ if TYPE_CHECKING:
 
 
 class DirectRun:
-    """`run(inputs, out)` by labels as of an engine; None where something does not fit, and nothing has run then.
+    """`run(inputs, out)` by labels as of an engine; None where something does not fit, and nothing has run then."""
 
-    `whole`: every output is written everywhere, so that arrays of the caller's are not cleared first.
-    """
-
-    def __init__(self, call: SequenceCall, inputs: Sequence[str], outputs: Sequence[str], whole: bool) -> None:
-        self._call, self._inputs, self._outputs, self._whole = call, tuple(inputs), tuple(outputs), whole
+    def __init__(self, call: SequenceCall, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+        self._call, self._inputs, self._outputs = call, tuple(inputs), tuple(outputs)
 
     def run(self, inputs: Mapping[str, Array], out: Mapping[str, Array] | None) -> dict[str, Array] | None:
         given = _in_order(inputs, self._inputs)
@@ -28,7 +25,7 @@ class DirectRun:
         if out is None:
             found = self._call(*given)
         else:
-            targets = _in_order(out, self._outputs) if self._whole else None
+            targets = _in_order(out, self._outputs)
             if targets is None:
                 return None
             found = self._call(*given, out=targets[0] if len(targets) == 1 else tuple(targets))
@@ -55,7 +52,7 @@ def direct_run(
     arrays = expected_arrays(graph.inputs, graph.outputs, shapes, cleared)
     call = SequenceCall(sequence, sequence.placed([t.name for t in tensors], within), arrays, len(graph.outputs))
     labels = ([graph.label(t.name) for t in own] for own in (graph.inputs, graph.outputs))
-    return DirectRun(call, *labels, whole=not cleared)
+    return DirectRun(call, *labels)
 
 
 def _in_order(arrays: Mapping[str, Array], labels: tuple[str, ...]) -> list[Array] | None:

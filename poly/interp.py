@@ -55,7 +55,7 @@ def run_program(
     """The values of outputs, inouts and states, and of the tensors named in `keep`.
 
     `inputs`: one array per input, inout, state and constant, of the tensor's shape and dtype; arrays of other tensors
-    are taken as their first content. Nothing passed in is written. Outputs and temporaries start as poison: NaN in
+    are taken as their first content. Nothing passed in is written. Outputs start as zero, temporaries as poison: NaN in
     floats, bytes 0xA5 in integers. `sizes` completes the program's own binding and the extents of the inputs; sizes of
     0 are taken where 1 would be.
     `vectorised`: None takes the per-instance interpreter below 2000 instances. `trace` (per instance only) is called

@@ -153,7 +153,8 @@ def extents(tensor: Tensor, sizes: Mapping[str, int], *, storage: bool = False) 
 
 
 def bind_arrays(tensors: Iterable[Tensor], sizes: Mapping[str, int], inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """One logical array a tensor: inputs and constants as given (not copied), others a copy of what is given or poison.
+    """One logical array a tensor: inputs and constants as given (not copied), others a copy of what is given; else
+    outputs are zero, and temporaries poison.
 
     Raises `RunError` that names the tensor on a wrong shape, a wrong dtype and a negative extent.
     """
@@ -164,7 +165,7 @@ def _bind_array(tensor: Tensor, sizes: Mapping[str, int], given: Array | None) -
     where = f"tensor {tensor.name}"
     shape = extents(tensor, sizes)
     if given is None:
-        return poisoned(shape, tensor.dtype)
+        return np.zeros(shape, numpy_dtype(tensor.dtype)) if tensor.is_output else poisoned(shape, tensor.dtype)
     array = np.asarray(given)
     if array.dtype != numpy_dtype(tensor.dtype):
         raise RunError(f"array has dtype {array.dtype}, not {tensor.dtype}", where=where, hint="convert with .astype")

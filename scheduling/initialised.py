@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import islpy as isl
 
 from poly.errors import PolyError
+from poly.expr import Apply, Expr, Read, reads_of
 from poly.program import Program, Role, Statement
 from poly.scheduling.dependences import SourceFacts, Touch, touches
 from poly.scheduling.flow import maps_of
@@ -71,13 +72,27 @@ def _writers(program: Program, role: Role) -> Mapping[str, list[Touch]]:
 
 
 def _keeps(s: Statement, touch: Touch) -> bool:
-    """A read that may reach anything, or the element that an assignment writes itself."""
+    """A read that may reach anything, or of the element that an assignment writes, where that keeps its value."""
     if s.external is not None:
         return True
     if touch.position < 0:
         return False
     read = s.reads[touch.position]
-    return bool(read.indirect) or (s.combiner is None and (read.tensor, read.index) == (s.write.tensor, s.write.index))
+    if read.indirect:
+        return True
+    own = s.combiner is None and (read.tensor, read.index) == (s.write.tensor, s.write.index)
+    return own and _is_kept(s.body, touch.position)
+
+
+def _is_kept(body: Expr, position: int) -> bool:
+    """Whether a body is the read's value as it is, or what does not use it."""
+    match body:
+        case Read():
+            return True
+        case Apply("select", (condition, *arms)):
+            return position not in reads_of(condition) and all(_is_kept(arm, position) for arm in arms)
+        case _:
+            return position not in reads_of(body)
 
 
 def _plainly_written(s: Statement, touch: Touch, writers: list[Touch]) -> bool:

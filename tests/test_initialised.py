@@ -6,6 +6,7 @@ import pytest
 import poly
 from poly.codegen.kernel import Kernel
 from poly.errors import PolyError
+from poly.interp import run_program
 from poly.text import parse_program
 
 PADDED = "p[i] = x[i-1] where 1 <= i <= 8; y[i] = p[i]+p[i+2]"
@@ -65,3 +66,44 @@ def test_an_output_that_is_read_before_it_is_written_begins_as_zero(body: str, e
     for _ in range(4):  # of which the memory is that of the one before
         expected = x if "i - 1" not in body else np.cumsum(x)
         np.testing.assert_array_equal(np.asarray(kernel(x)), expected)
+
+
+@pytest.mark.parametrize(
+    ("body", "legal"),
+    [
+        ("a[i] if x[i] < 0.0 else 1.0", True),
+        ("(a[i] if x[i] < 1.0 else 2.0) if x[i] < 3.0 else a[i]", True),
+        ("a[i] * x[i] - a[i]", False),
+        ("a[i] + 1.0 if x[i] < 0.0 else 1.0", False),
+        ("1.0 if a[i] < 0.0 else 2.0", False),
+    ],
+)
+def test_only_a_value_that_is_kept_may_be_one_that_nobody_wrote(body: str, legal: bool) -> None:
+    head = "program p\ninput x: f32[8]\ntemporary a: f32[8]\noutput y: f32[8]\n"
+    first = "s[i]: a[i] = x[i] where 0 <= i < 4\n"
+    program = parse_program(f"{head}{first}t[i]: a[i] = {body} where 0 <= i < 8\nu[i]: y[i] = a[i] where 0 <= i < 4")
+    if legal:
+        poly.compile(program)
+    else:
+        with pytest.raises(PolyError, match=r"t\[i=4\] reads a\[a0=4\], which nothing wrote before"):
+            poly.compile(program)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("step", [1, 2])
+def test_an_output_begins_as_zero_wherever_it_lies(step: int, threads: int) -> None:
+    """In arrays that are given, dense or not, and in the interpreter as in fresh ones."""
+    outputs = "output y: f32[8]\noutput z: f32[8]\ninout w: f32[8]\n"
+    text = "s[i]: y[i] = x[i] where 0 <= i < 4\nt[i]: z[i] = z[i] + x[i] where 0 <= i < 8\nu[i]: w[i] = 3 where i = 0"
+    program = parse_program(f"program p\ninput x: f32[8]\n{outputs}{text}")
+    x, w = np.arange(1, 9, dtype="f4"), np.full(8, 5, "f4")
+    expected = run_program(program, {"x": x, "w": w})
+    assert expected["y"].tolist() == [1, 2, 3, 4, 0, 0, 0, 0] and expected["w"].tolist() == [3, *[5] * 7]
+    kernel = poly.compile(program, threads=threads)
+    out = tuple(np.full(8 * step, 7, "f4")[::step] for _ in range(3))
+    for _ in range(2):
+        for results in (kernel(x, w, out=out), kernel(x, w)):
+            for found, name in zip(results, ("y", "z", "w"), strict=True):
+                np.testing.assert_array_equal(found, expected[name])
+    kernel(x, w, out=(out[0], out[1], w))
+    np.testing.assert_array_equal(w, expected["w"])

@@ -73,7 +73,7 @@ def test_results_to_arrays_with_strides(strided: Any, text: str, rows: int | str
     x, update = np.arange(40, dtype=np.float32).reshape(8, 5), "+=" in text
     kernel: Any = poly.compile(program)
     y = strided()
-    want = x if update else np.where(np.arange(8)[:, None] < 6, 2 * x, y)
+    want = x if update else np.where(np.arange(8)[:, None] < 6, 2 * x, 0)
     out = (y, np.zeros(16, np.float32)[::2]) if update else y
     found = kernel(x, out=out)
     assert found is y if not update else (found[0] is y and found[1] is out[1])
