@@ -17,6 +17,8 @@ def near_file(path: str | Path) -> str:
     try:
         if path.is_dir():
             return f"a file: {path} is a folder"
+        if path.exists() and not path.is_file():
+            return f"a file on disk: {path} is a device or a pipe"
         names = sorted(p.name for p in folder.iterdir())
     except (OSError, ValueError):
         return f"a folder that there is: {folder} is none"

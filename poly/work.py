@@ -84,9 +84,9 @@ def load(
         return _load_nest(path, text) if path.suffix == ".nest" else _load_text(text, shapes, path.stem, files)
     if "[" in what or "=" in what:
         return _load_text(what, shapes, "", files)
-    if path.is_dir():
+    if what and path.is_dir():
         raise UsageError(f"{what} is a folder", hint=what_instead(path))
-    if not any(c in what for c in ",>. ") and not what.isalpha():
+    if not what.strip() or not any(c in what for c in ",>. ") and not what.isalpha():
         raise UsageError(f"{what!r} is no file, no notation and no einsum spec", hint='"C[i,k] += A[i,j]*B[j,k]"')
     return _load_einsum(what, shapes, dtype, arrays)
 

@@ -204,6 +204,8 @@ def test_arguments_that_python_refuses_stay_its_errors(names: dict[str, Any]) ->
     (["run", "FOLDER/mode.onnx", "--bind", "n=1"], "model.onnx", ["run", "FOLDER/model.onnx", "--bind", "n=1"]),
     (["show", "FOLDER"], "model.onnx", ["show", "FOLDER/model.onnx", "--bind", "n=1"]),
     (["run", "ij->ji", "--input", "FOLDER"], "is a folder", []),
+    (["run", ""], "C[i,k] +=", []),
+    (["check", "/dev/null"], "is a device", []),
 ])  # fmt: skip
 def test_what_the_command_tries_works(
     arguments: list[str], hint: str, followed: list[str], names: dict[str, Any], capsys: pytest.CaptureFixture[str]
