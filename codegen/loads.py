@@ -241,9 +241,7 @@ def memory_suffix(dtype: str, lanes: int) -> str:
 
 def _pair_row(s: State, tensor: Tensor, subscripts: Sequence[Affine]) -> tuple[int, int] | None:
     """Of every second element of a tensor's rows: 0 or 1, the place of the first one in a pair of elements, and how
-    many elements of pairs that are read the row has from that pair on at least; None where pairs do not lie along a
-    row. Behind these rows may have a gap, as those of a view, whose last one need not have it in memory.
-    """
+    many elements the row has from that pair on at least; None where pairs do not lie along a row."""
     forms = [s.indices.linear(c) for c in subscripts]
     if tensor.layout is not None or any(f.lane for f in forms[:-1]):
         return None
@@ -252,7 +250,8 @@ def _pair_row(s: State, tensor: Tensor, subscripts: Sequence[Affine]) -> tuple[i
     assert s.lanes is not None
     if extent.terms or reach is None or reach[0] < odd:
         return odd, 0
-    return odd, min(extent.constant, reach[1] // 2 * 2 + 2) - (reach[1] - 2 * (s.lanes.count - 1) - odd)
+    there = (reach[1] // tensor.gaps + 1) * tensor.gaps if tensor.gaps else extent.constant
+    return odd, min(extent.constant, there) - (reach[1] - 2 * (s.lanes.count - 1) - odd)
 
 
 def _load_pairs(
@@ -351,6 +350,7 @@ def _row_piece(s: State, tensor: Tensor, subscripts: Sequence[Affine], most: int
         return 1, 0
     if tensor.layout is not None or form.lane or not extent.is_constant or tensor.role not in ("input", "constant"):
         return 1, 0
+    most = min(most, tensor.gaps or most)
     size = gcd(extent.constant, 1 << (most.bit_length() - 1), *(c for _, c in form.terms))
     return size, form.constant % size
 

@@ -158,7 +158,8 @@ def _operand(form: Form, n: int, build: Contractions) -> _Parts:
     dense = view.dense[-1]
     extents = [*extents[:-1], extents[-1] * 2] if dense else [*extents, TWO]
     half = HALVES[view.dtype]
-    build.tensors.append(Tensor(f"x{n}", tuple(extents), half, "input"))
+    gaps = 2 * form.has_gaps(n, view, build.extents)
+    build.tensors.append(Tensor(f"x{n}", tuple(extents), half, "input", gaps=gaps))
     return _Parts(f"x{n}", tuple(subscripts), dense, half, build.stored)
 
 

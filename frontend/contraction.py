@@ -108,15 +108,17 @@ class Contractions:
         self.tensors: list[Tensor] = []
         self.statements: list[Statement] = []
 
-    def operand(self, name: str, extents: Sequence[Affine], subscripts: Sequence[Affine], dtype: str) -> Term:
-        """An input tensor of these extents, read at these subscripts."""
+    def operand(
+        self, name: str, extents: Sequence[Affine], subscripts: Sequence[Affine], dtype: str, gaps: bool = False
+    ) -> Term:
+        """An input tensor of these extents, read at these subscripts. `gaps`: behind its rows."""
         used = tuple(dict.fromkeys(i for s in subscripts for i in sorted(s.names)))
         if not (self.pairs and dtype in HALVES):
-            self.tensors.append(Tensor(name, tuple(extents), dtype, "input"))
+            self.tensors.append(Tensor(name, tuple(extents), dtype, "input", gaps=int(gaps)))
             return Term((Access(name, tuple(subscripts)),), dtype, used)
         half = HALVES[dtype]
         shape, parts = self._paired(extents, subscripts)
-        self.tensors.append(Tensor(name, shape, half, "input"))
+        self.tensors.append(Tensor(name, shape, half, "input", gaps=2 * gaps))
         return Term(tuple(Access(name, p) for p in parts), half, used)
 
     def _paired(

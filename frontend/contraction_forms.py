@@ -85,6 +85,10 @@ class Form:
         axes = axes_of(n, view, sizes)
         return [var(a.pitch) if a.pitch else a.extent for a in axes], [a.subscript for a in axes]
 
+    def has_gaps(self, n: int, view: View, sizes: Mapping[str, Affine]) -> bool:
+        """Whether memory has gaps behind the rows of an operand's tensor."""
+        return any(axis.pitch for axis in axes_of(n, view, sizes)[-1:])
+
 
 def axes_of(n: int, view: View, sizes: Mapping[str, Affine]) -> list[_Axis]:
     """The axes in memory of operand `n`, outermost first: its view read back, with sizes and parameters for numbers."""

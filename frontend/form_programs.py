@@ -22,7 +22,11 @@ def form_program(form: Form, values: Sequence[int] | None = None) -> Program:
     summed = any(i not in form.result for i in form.indices)
     interleaved = values is not None and bool(form.result) and form.lanes is None and (form.planar or not summed)
     build = Contractions(extents, form.parameters, form.dtype, True, form.planar, interleaved)
-    terms = [build.operand(f"x{n}", *form.place(n, v, build.extents), v.dtype) for n, v in enumerate(form.operands)]
+    sizes = build.extents
+    terms = [
+        build.operand(f"x{n}", *form.place(n, v, sizes), v.dtype, form.has_gaps(n, v, sizes))
+        for n, v in enumerate(form.operands)
+    ]
     if form.planar:
         terms = [build.planes(t) for t in terms]
     if form.lanes is None:

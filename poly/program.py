@@ -59,7 +59,8 @@ class Tensor:
     """A named array. `shape` is affine in the program's sizes; `space` names a memory of the machine.
 
     `scope`: for a promoted tensor the loops that identify one tile of it (one live copy per iteration of them), and
-    `origin` the tensor of the source program whose elements it holds.
+    `origin` the tensor of the source program whose elements it holds. `gaps`: 0, or of a view with gaps behind its
+    rows, the last of which may end where memory does: in blocks of how many elements what is read is surely there.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Tensor:
     layout: Layout | None = None
     scope: tuple[str, ...] = ()
     origin: str = ""
+    gaps: int = 0
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -77,6 +79,8 @@ class Tensor:
         if self.role not in get_args(Role):
             hint = f"one of {', '.join(get_args(Role))}"
             raise PolyError(f"unknown role {self.role!r}", where=f"tensor {self.name}", hint=hint)
+        if self.gaps not in (0, 1, 2):
+            raise PolyError(f"gaps behind {self.gaps} elements", where=f"tensor {self.name}", hint="1, 2 for pairs")
 
     def __str__(self) -> str:
         from poly.text_syntax import tensor_text

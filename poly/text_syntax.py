@@ -20,7 +20,7 @@ from poly.text_body import BodyReader, affine
 
 _ROLES: Final = get_args(Role)
 _START: Final = re.compile(r"([^\W\d]\w*)[ \t]+[^\W\d]")
-_TENSOR_CLAUSES: Final = ("in", "layout", "scope", "origin")
+_TENSOR_CLAUSES: Final = ("in", "layout", "scope", "origin", "gaps")
 _STATEMENT_CLAUSES: Final = (
     "where", "ordered", "exact", "origin", "copies", "partial", "tile", "reads", "path", "external",
 )  # fmt: skip
@@ -163,7 +163,7 @@ def is_declaration(line: Fragment) -> bool:
 
 
 def read_declaration(line: Fragment) -> Declaration:
-    """`ROLE NAME: DTYPE[SHAPE] in SPACE layout [i] -> [i // 4, i % 4] of [M, 4] scope (i.o) origin A`"""
+    """`ROLE NAME: DTYPE[SHAPE] in SPACE layout [i] -> [i // 4, i % 4] of [M, 4] scope (i.o) origin A gaps 1`"""
     word = start_word(line)
     role = word if word in _ROLES else ""
     colon = next(line.find(":"), None)
@@ -183,6 +183,7 @@ def read_declaration(line: Fragment) -> Declaration:
         _layout(clauses["layout"]) if "layout" in clauses else None,
         tuple(p.name() for p in bracketed(clauses["scope"])) if "scope" in clauses else (),
         clauses["origin"].name() if "origin" in clauses else "",
+        _gaps(clauses["gaps"]) if "gaps" in clauses else 0,
     )
     return Declaration(tensor, cast(Role, role) if role else None, line)
 
@@ -221,6 +222,12 @@ def _layout(clause: Fragment) -> Layout:
     return Layout(tuple(p.name() for p in bracketed(index, "[")), affine_list(coordinates), affine_list(shape))
 
 
+def _gaps(clause: Fragment) -> int:
+    if clause.text not in ("1", "2"):
+        raise clause.error("gaps lie behind blocks of 1 element, or of 2")
+    return int(clause.text)
+
+
 def tensor_text(tensor: Tensor, role: bool = True) -> str:
     """The declaration of a tensor."""
     text = f"{tensor.role} " if role else ""
@@ -233,7 +240,8 @@ def tensor_text(tensor: Tensor, role: bool = True) -> str:
         text += f" layout [{index}] -> [{coordinates}] of [{shape}]"
     if tensor.scope:
         text += f" scope ({', '.join(quote(s, inside=True) for s in tensor.scope)})"
-    return text + (f" origin {quote(tensor.origin)}" if tensor.origin else "")
+    text += f" origin {quote(tensor.origin)}" if tensor.origin else ""
+    return text + (f" gaps {tensor.gaps}" if tensor.gaps else "")
 
 
 # ---- statements

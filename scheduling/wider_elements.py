@@ -34,7 +34,7 @@ def with_wider_elements(program: Program) -> Program:
     fast = [_along(literal, s, extent) for s in literal.statements]
     if wider is None or extent < 2 or None in fast:
         return program
-    tensors = tuple(replace(t, shape=t.shape[:-1], dtype=wider) for t in literal.tensors)
+    tensors = tuple(replace(t, shape=t.shape[:-1], dtype=wider, gaps=min(1, t.gaps)) for t in literal.tensors)
     return replace(literal, tensors=tensors, statements=tuple(_rewritten(literal, fast)))
 
 

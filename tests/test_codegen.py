@@ -7,6 +7,7 @@ import mmap
 import re
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -473,6 +474,29 @@ def test_complex_rows_with_a_gap_end_with_their_last_element() -> None:
         ones = np.ones((rows, 3), np.complex64)
         found = poly.einsum("ki,kj,jl->il", view, ones, np.eye(3, dtype=np.complex64))
         np.testing.assert_array_equal(found, np.repeat(view.sum(axis=0)[:, None], 3, axis=1))
+
+
+@pytest.mark.parametrize("gap", [1, 2])
+def test_windows_by_two_in_rows_with_a_gap_end_with_their_last_element(gap: int) -> None:
+    rows, windows, size = 3, 4 * LANES, 3
+    used = 2 * (windows - 1) + size
+    with before_a_closed_page((rows - 1) * (used + gap) + used) as x:
+        view = np.lib.stride_tricks.as_strided(x, (rows, windows, size), ((used + gap) * 4, 8, 4))
+        np.testing.assert_array_equal(poly.einsum("awk->aw", view), view.sum(axis=2))
+
+
+@pytest.mark.parametrize("gaps", [0, 1, 2])
+def test_what_lanes_share_in_rows_with_a_gap(gaps: int) -> None:
+    """Pieces of rows serve several columns, where memory has all of them."""
+    rows, pitch = LANES // 4, 4
+    with before_a_closed_page((rows - 1) * pitch + (1, 2, 4)[gaps - 1]) as x:
+        view = np.lib.stride_tricks.as_strided(x, (rows, pitch), (4 * pitch, 4))
+        statement = compute("s", at("y", "v"), [at("x", var("v") // 4, 0)], Read(0))
+        source = replace(tensor("x", rows, pitch, role="input"), gaps=gaps)
+        shapes = (source, tensor("y", LANES, role="output"))
+        tree = LoopTree("rows", shapes, (loop("v", 0, LANES, statement, kind="vector"),))
+        kernel = kernel_of(tree)
+        np.testing.assert_array_equal(kernel(view), np.arange(LANES) // 4 * pitch)
 
 
 @pytest.mark.parametrize("kind", ["serial", "vector"])

@@ -211,7 +211,7 @@ def test_everything_a_statement_says_comes_back() -> None:
     layout = Layout(("i",), (var("i") // 2, var("i") % 2), (Affine((), 2), Affine((), 2)))
     tensors = (
         Tensor("A", (extent,), "i32", "input", "scratch.pad", layout, ("i.o", "lambda"), "C"),
-        Tensor("conv/w:0", (extent,), "i32", "constant"),
+        Tensor("conv/w:0", (extent,), "i32", "constant", gaps=2),
         Tensor("where", (), "bool", "state"),
     )
     full = replace(
