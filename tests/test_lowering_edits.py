@@ -217,10 +217,10 @@ def test_an_existential_without_a_closed_form_gives_no_constraints() -> None:
 
 def test_no_loop_comes_inside_of_a_vector_loop() -> None:
     s = Schedule(poly.parse("y[i,j] = x[i,j] + 1", x=(4, 8)))
-    with pytest.raises(ScheduleError, match="loops \\['j'\\] inside"):
+    with pytest.raises(ScheduleError, match="has j inside"):
         s.vectorise("i")
     for swapped in (lambda: s.vectorise("j").interchange("i", "j"), lambda: s.vectorise("j").reorder("j", "i")):
-        with pytest.raises(ScheduleError, match="the vector loop 'j' would have loops \\['i'\\] inside"):
+        with pytest.raises(ScheduleError, match="the vector loop 'j' would have i inside"):
             swapped()
     assert s.interchange("i", "j").vectorise("i").nests["y_set"].names == ("j", "i")
 
