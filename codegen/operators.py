@@ -86,6 +86,11 @@ class Ops(Vectors):
             return self._dot(name, *operands)
         if name in _LOGIC:
             return self._logic(name, [self.truth(o) for o in operands])
+        return self._single(name, operands)
+
+    def _single(self, name: str, operands: Sequence[Value]) -> Value:
+        """An operator that is in no table of them."""
+        a = operands[0]
         match name:
             case "div" if is_float(a.dtype):
                 return self.op("fdiv", *operands)

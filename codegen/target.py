@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Final
 
 from poly.codegen.host import is_arm, is_x86
 from poly.expr import DOT_BF16
 from poly.machine import USUAL_LINE, Machine
 
-# Of the features that we ask for, the ones that each needs; and those that each instruction of `DOTS` needs.
-_NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "sse2": ("sse",), "sse3": ("sse2",), "ssse3": ("sse3",), "sse4.1": ("ssse3",), "sse4.2": ("sse4.1",),
-    "avx": ("sse4.2",), "avx2": ("avx",), "fma": ("avx",), "f16c": ("avx",), "avxvnni": ("avx2",),
-    "avx512f": ("avx2", "fma", "f16c"), "avx512vl": ("avx512f",), "avx512bw": ("avx512f",), "avx512dq": ("avx512f",),
-    "avx512vnni": ("avx512f",), "avx512bf16": ("avx512bw",), "avx512fp16": ("avx512bw", "avx512dq", "avx512vl"),
-    "avx512vbmi": ("avx512bw",), "amx-int8": ("amx-tile",), "amx-bf16": ("amx-tile",),
-}  # fmt: skip
+# Features that each instruction of `DOTS` needs.
 _DOT_FEATURES: Final[Mapping[tuple[str, int], tuple[set[str], ...]]] = {
     ("dot2", 16): ({"avx512bw"},), ("dot2", 8): ({"avx2"},),
     (DOT_BF16, 16): ({"avx512bf16"},),
@@ -64,7 +56,7 @@ def target_of(machine: Machine) -> Target:
     """A machine's target. Of its instructions for `DOTS` those that its features have: LLVM ends the process where it
     meets another.
     """
-    has = _known(f for e in machine.engines_of("core")[:1] for f in e.features)
+    has = machine.features
     dots = {d: n for d, n in machine.dots.items() if any(one <= has for one in _DOT_FEATURES.get((d, n), ()))}
     x86, arm = is_x86(machine.triple), is_arm(machine.triple)
     any_size = "avx512vl" in has  # masks of bits, for elements of any size
@@ -74,25 +66,6 @@ def target_of(machine: Machine) -> Target:
         dots=dots, vector=machine.lanes(1), line=machine.line, masked_stores=any_size,
         least_masked_load=1 if any_size else 4, many_registers=machine.vector_registers >= MANY_REGISTERS,
         matrix=frozenset(i for f, names in _MATRIX_FEATURES.items() if x86 and f in has for i in names),
-        byte_table="avx512vbmi" in has,
+        byte_table=machine.looks_up_bytes,
         gathers="avx2" in has and any(e.cost.get("gather") for e in machine.engines_of("core")[:1]),
     )  # fmt: skip
-
-
-def _known(features: Iterable[str]) -> frozenset[str]:
-    """The features there are after one another, as LLVM takes them: with those that they need, and without those that
-    need one which a minus takes away.
-    """
-    has: set[str] = set()
-    for feature in features:
-        name = feature.removeprefix("-")
-        if name == feature:
-            has |= _with_needs(name)
-        elif name in has:  # what needs one that is not there is not there either
-            has -= {f for f in has if name in _with_needs(f)}
-    return frozenset(has)
-
-
-@cache
-def _with_needs(feature: str) -> frozenset[str]:
-    return frozenset({feature}).union(*(_with_needs(f) for f in _NEEDS.get(feature, ())))

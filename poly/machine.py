@@ -15,6 +15,7 @@ from typing import Final, Literal
 from poly.arguments import shown
 from poly.errors import MachineError
 from poly.expr import OPERATORS
+from poly.features import known_features
 from poly.locks import cached_property
 
 EngineKind = Literal["core", "dma", "array", "vector"]
@@ -259,11 +260,16 @@ class Machine:
         return max(1, core.lanes * 4 // dtype_bytes) if core and core.kind == "core" else (core.lanes if core else 1)
 
     @cached_property
+    def features(self) -> frozenset[str]:
+        """A core's features, with all that they need."""
+        return known_features(f for e in self.engines_of("core")[:1] for f in e.features)
+
+    @cached_property
     def matrix_unit(self) -> Engine | None:
         """What multiplies tiles of matrices in a core, for the operators that its `dots` name: an array of the size for
         which there are instructions, of which the core has the features.
         """
-        known = {f for e in self.engines_of("core") for f in e.features} if self.kind == "cpu" else set[str]()
+        known = self.features if self.kind == "cpu" else frozenset[str]()
         units = (e for e in self.engines_of("array") if e.features and known.issuperset(e.features) and e.writes)
         return next((e for e in units if (e.rows, e.cols) == MATRIX_TILE), None)
 
@@ -280,7 +286,7 @@ class Machine:
     @cached_property
     def looks_up_bytes(self) -> bool:
         """Whether a core has instructions that choose among many bytes for each byte of a vector."""
-        return any("avx512vbmi" in e.features for e in self.engines_of("core")) and self.kind == "cpu"
+        return self.kind == "cpu" and "avx512vbmi" in self.features
 
     @cached_property
     def tile_spaces(self) -> frozenset[str]:

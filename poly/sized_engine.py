@@ -185,22 +185,11 @@ class SizedEngine(RunByName):
             self._last = key
             values: dict[str, Array] = {**self._given_back, **given}
             values |= self._targets(out, sizes, values) if out is not None else {}
-            arena = self._memory(prepared.arena)
             for t, _ in self._filled:
                 if t.name not in values:
                     fresh = fresh_empty if t.name in self._whole else fresh_zeros
                     values[t.name] = fresh(t.extents(sizes), numpy_dtype(t.dtype))
-            start = address(arena)
-            places = {name: start + offset for name, offset in prepared.offsets.items()}
-            places |= self._fixed | {name: address(a) for name, a in values.items()}
-            for step, call in zip(self.steps, prepared.calls, strict=True):
-                start_of_step = time.perf_counter()
-                try:
-                    call([places[name] for name in step.arrays])
-                except IndexRangeError as error:
-                    raise self._told(error, step) from None
-                if observe is not None:
-                    observe(step, time.perf_counter() - start_of_step)
+            self._run_steps(prepared, values, observe)
         return {label: values[t.name] for t, label in self._filled}
 
     def _as_is(self, inputs: Mapping[str, Array], out: Mapping[str, Array] | None) -> dict[str, Array] | None:
@@ -225,6 +214,22 @@ class SizedEngine(RunByName):
         calls = [(step.kernel, [places[name] for name in step.arrays]) for step in self.steps]
         call = direct_run(KernelSequence(calls, sizes), self.graph, sizes, frozenset(outputs - self._whole), {})
         return _Direct(key, call, arena)
+
+    def _run_steps(
+        self, prepared: _Prepared, values: Mapping[str, Array], observe: Callable[[SizedStep, float], None] | None
+    ) -> None:
+        arena = self._memory(prepared.arena)
+        start = address(arena)
+        places = {name: start + offset for name, offset in prepared.offsets.items()}
+        places |= self._fixed | {name: address(a) for name, a in values.items()}
+        for step, call in zip(self.steps, prepared.calls, strict=True):
+            start_of_step = time.perf_counter()
+            try:
+                call([places[name] for name in step.arrays])
+            except IndexRangeError as error:
+                raise self._told(error, step) from None
+            if observe is not None:
+                observe(step, time.perf_counter() - start_of_step)
 
     def _told(self, error: IndexRangeError, step: SizedStep) -> IndexRangeError:
         own, names = (*step.kernel.inputs, *step.kernel.outputs), (*step.inputs, *step.outputs)

@@ -148,9 +148,13 @@ def cycles_of_memory(
             if 0 < n < last and walk.touched.alone.any():
                 waits = waits + np.where(own, 0.0, kept.moved(walk.touched.alone, walk.around)) * WAITING / cache.rate
         levels.append(total / cache.rate)
+    return MemoryCycles(levels[:-1], coming, levels[-1] + waits, bursts), _copies(core, boxes, walks, len(nests))
+
+
+def _copies(core: Core, boxes: Boxes, walks: Sequence[Walk], nests: int) -> list[dict[int, Copied]]:
+    """By nest the copies of packed operands."""
     walks = [boxes.with_buffer(walk, k) for k, walk in enumerate(walks)] if core.afar else walks
-    copied = [{k: walk.copied[n] for k, walk in enumerate(walks) if n in walk.copied} for n in range(len(nests))]
-    return MemoryCycles(levels[:-1], coming, levels[-1] + waits, bursts), copied
+    return [{k: walk.copied[n] for k, walk in enumerate(walks) if n in walk.copied} for n in range(nests)]
 
 
 def _brought(

@@ -40,16 +40,16 @@ class RatedMatrixWays(RatedWays):
 
     def best_of_each_on_unit(self, each: int) -> Iterator[list[Rated]]:
         """The best `each` sizes of every way in which the unit does such sums."""
-        for way, unit in self._unit_ways():
-            grid = self._unit_grid(way, unit)
+        for way, matrix in self._matrix_ways():
+            grid = self._matrix_grid(way, matrix)
             if grid is None:
                 continue
             ((_, cycles),) = self._cycles([grid])
             order = np.argsort(cycles, kind="stable")[:each]
-            made = [partial(self._unit_plan, way, unit, *(int(v) for v in grid.sizes[k])) for k in order]
+            made = [partial(self._matrix_plan, way, matrix, *(int(v) for v in grid.sizes[k])) for k in order]
             yield [Rated(float(cycles[k]), plan) for k, plan in zip(order, made, strict=True)]
 
-    def _unit_ways(self) -> Iterator[tuple[Way, MatrixPlan]]:
+    def _matrix_ways(self) -> Iterator[tuple[Way, MatrixPlan]]:
         engine, body = self.facts.machine.matrix_unit, self.update.body
         match body:
             case Apply(name, (Read(a), Read(b))) if engine is not None and a != b:
@@ -60,11 +60,11 @@ class RatedMatrixWays(RatedWays):
         if not fits or any(r.guard or r.indirect for r in self.update.reads):
             return
         for way in sorted(self.ways(), key=lambda w: not w.lanes_inside):  # of equals: results row by row
-            unit = self._unit(way, engine.name, name, engine.rows, steps)
-            if unit is not None:
-                yield way, unit
+            matrix = self._matrix_of(way, engine.name, name, engine.rows, steps)
+            if matrix is not None:
+                yield way, matrix
 
-    def _unit(self, way: Way, engine: str, operator: str, rows: int, steps: int) -> MatrixPlan | None:
+    def _matrix_of(self, way: Way, engine: str, operator: str, rows: int, steps: int) -> MatrixPlan | None:
         """How the unit does a way: its rows lie along the reduction, its lanes are packed."""
         lanes, along = self.names[self.lanes], self.names[way.rows]
         if self.extents[along] < rows or self.extents[lanes] < self.vector:
@@ -104,73 +104,73 @@ class RatedMatrixWays(RatedWays):
         more = [c._replace(capacity=int(c.capacity * BESIDE)) if 0 < n < own else c for n, c in enumerate(core.caches)]
         return replace(core, caches=tuple(more))
 
-    def _unit_tile(self, way: Way, unit: MatrixPlan) -> tuple[int, int]:
+    def _matrix_sizes(self, way: Way, matrix: MatrixPlan) -> tuple[int, int]:
         """Rows and vectors of a register tile."""
         rows, lanes = self.extents[self.names[way.rows]], self.facts.extents[self.lanes]
-        return unit.rows * min(SIDE, rows // unit.rows), min(SIDE, lanes // self.vector)
+        return matrix.rows * min(SIDE, rows // matrix.rows), min(SIDE, lanes // self.vector)
 
-    def _unit_grid(self, way: Way, unit: MatrixPlan) -> Grid | None:
+    def _matrix_grid(self, way: Way, matrix: MatrixPlan) -> Grid | None:
         """Candidates, as those of `RatedWays`; None where no depth is whole commands."""
-        height, width = self._unit_tile(way, unit)
+        height, width = self._matrix_sizes(way, matrix)
         rows = self.extents[self.names[way.rows]]
         tiles, count = max(1, self.vectors // width), -(-rows // height)
         panels = sorted({min(p, tiles) for p in (*PANELS, tiles, -(-tiles // self.facts.threads))})
         blocks = sorted({min(b, count) for b in ROW_BLOCKS}) if not way.lanes_inside else [0]
-        depths = [d for d in (0, *self.depths_of(way)) if (d or not way.lanes_outside) and self._is_deep(d, unit)]
+        depths = [d for d in (0, *self.depths_of(way)) if (d or not way.lanes_outside) and self._is_deep(d, matrix)]
         found = [
             (height, width, p, b, d) for p in panels for b in blocks for d in depths
-            if (way.lanes_inside and (p > 1 or tiles == 1)) or not self._passes(unit, height, width, d)
+            if (way.lanes_inside and (p > 1 or tiles == 1)) or not self._passes(matrix, height, width, d)
         ]  # fmt: skip
         if not found:
             return None
         sizes = np.array(found, float)
-        work = self._unit_work(way, unit, sizes[:, 4])
+        work = self._matrix_work(way, matrix, sizes[:, 4])
         full = np.full(len(sizes), float(count))
         return Grid(way, sizes, work, full, np.zeros(len(sizes)))
 
-    def _is_deep(self, depth: int, unit: MatrixPlan) -> bool:
+    def _is_deep(self, depth: int, matrix: MatrixPlan) -> bool:
         """Whether blocks of the reduction are whole commands."""
         if not depth:
             return True
         rest = self.ranges[self.deep] % depth
-        return self.deep == unit.iterator and depth % unit.steps == 0 and rest % unit.steps == 0
+        return self.deep == matrix.iterator and depth % matrix.steps == 0 and rest % matrix.steps == 0
 
-    def _unit_work(self, way: Way, unit: MatrixPlan, depth: np.ndarray) -> np.ndarray:
+    def _matrix_work(self, way: Way, matrix: MatrixPlan, depth: np.ndarray) -> np.ndarray:
         """Cycles of commands over all tiles, of the sums that come and go, and of what is left over."""
-        engine = self.facts.machine.engine[unit.engine]
+        engine = self.facts.machine.engine[matrix.engine]
         rows, lanes = self.extents[self.names[way.rows]], self.facts.extents[self.lanes]
         around = prod(e for k, e in enumerate(self.facts.extents) if k not in (way.rows, self.lanes))
         steps = prod(self.ranges.values())
-        tiles = -(-rows // unit.rows) * self.vectors
-        product = float(engine.cost.get(unit.operator, unit.rows))
-        blocks = np.where(depth > 0, np.ceil(unit.length / np.maximum(depth, 1)), 1.0)
+        tiles = -(-rows // matrix.rows) * self.vectors
+        product = float(engine.cost.get(matrix.operator, matrix.rows))
+        blocks = np.where(depth > 0, np.ceil(matrix.length / np.maximum(depth, 1)), 1.0)
         others = len(self.facts.group.statements) > 2
-        sums = TILE_CYCLES / 2 + unit.rows * (1.0 + (blocks > 1) + 3 * others)
-        inside = tiles * (steps / unit.steps * product + blocks * sums)
+        sums = TILE_CYCLES / 2 + matrix.rows * (1.0 + (blocks > 1) + 3 * others)
+        inside = tiles * (steps / matrix.steps * product + blocks * sums)
         alone = any(site == "whole" for _, site in way.packs) and lanes % self.vector == 1
-        kinds = (1 + (rows % (SIDE * unit.rows) > 0)) * (1 + (lanes % (SIDE * self.vector) > 0)) - 1
+        kinds = (1 + (rows % (SIDE * matrix.rows) > 0)) * (1 + (lanes % (SIDE * self.vector) > 0)) - 1
         return (inside + alone * rows * steps / self.core.fma * LEFT_OVER + kinds * SHAPES) * around
 
     # ---- the plan
 
-    def _unit_plan(
-        self, way: Way, unit: MatrixPlan, height: int, width: int, lane_block: int, row_block: int, depth: int
+    def _matrix_plan(
+        self, way: Way, matrix: MatrixPlan, height: int, width: int, lane_block: int, row_block: int, depth: int
     ) -> BlockPlan:
         """The plan for a register tile; a column that is left alone is for vectors."""
         plan = self.plan(way, height, width, lane_block, row_block, depth)
         packs = tuple(replace(p, on_way=False, asked=False) for p in plan.packs)
         low, extent = self.facts.group_low(self.lanes), self.facts.extents[self.lanes]
         start, rows = self.facts.group_low(way.rows), self.extents[self.names[way.rows]]
-        pieces = tuple(_pieces(start, rows, unit.rows, height))
+        pieces = tuple(_pieces(start, rows, matrix.rows, height))
         alone = any(site == "whole" for _, site in way.packs)  # in blocks of whole tiles, which others would cut
         strips: list[Strip] = []
         for p in _pieces(low, extent, self.vector, width * self.vector, alone):
             wide, block = max(1, p.tile // self.vector), min(lane_block, (p.high - p.low) // p.tile)
             own = pieces if p.tile > 1 else balanced(start, rows, max(1, tallest(1, True, self.core.registers)))
             strips.append(Strip(p.low, p.high, wide, own, block))
-        unit = replace(unit, passing=self._passes(unit, height, width, depth))
+        matrix = replace(matrix, passing=self._passes(matrix, height, width, depth))
         packs += self._rows_made(way, lane_block * width)
-        return replace(plan, packs=packs, strips=tuple(strips), matrix=unit)
+        return replace(plan, packs=packs, strips=tuple(strips), matrix=matrix)
 
     def _rows_made(self, way: Way, vectors: int) -> tuple[Pack, ...]:
         """The operand of rows, where what makes it can do so for a tile of rows, which few blocks of lanes use."""
@@ -186,11 +186,11 @@ class RatedMatrixWays(RatedWays):
         order = tuple(range(len(access.index)))
         return (Pack(self.update.name, tensor.name, k, order, order[-1], pad=False, site="rows"),)
 
-    def _passes(self, unit: MatrixPlan, height: int, width: int, depth: int) -> bool:
+    def _passes(self, matrix: MatrixPlan, height: int, width: int, depth: int) -> bool:
         """Whether the first cache does not hold both operands of a register tile: rows stay there then, and what is
         packed for the lanes, tile after tile, is loaded past it.
         """
-        steps = prod(self.ranges.values()) // unit.length * (depth or unit.length)
+        steps = prod(self.ranges.values()) // matrix.length * (depth or matrix.length)
         return steps * (height + width * self.vector) * self.operands[-1].element > self.core.counted_on(0)
 
 

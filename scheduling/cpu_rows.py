@@ -9,7 +9,7 @@ the row before, so that none waits for what another one adds up at its end (docs
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from math import prod
@@ -141,15 +141,24 @@ def row_plan(
     limits = _limits(program, group, machine, widest, pass_bytes, single, threads, in_cache)
     height = _height(program, group, passes, limits)
     asked = _asking(program, group, passes, inner) if limits.beyond else frozenset[str]()
-    again = {a.tensor for n in asked for a, _ in program.statement[n].accesses}
-    step = height * max((n for t, n in rows.items() if t in again), default=BYTES_AHEAD)
-    ahead = max(1, round(BYTES_AHEAD / step)) if limits.far else 1
-    fits = height * sum(n * (1 + ahead * (t in again)) for t, n in rows.items()) <= machine.nearest_cache
+    ahead, fits = _ahead(program, machine, asked, rows, height, limits.far)
     sized = tuple(_sized(program, p, limits, height) for p in passes)
     plan = RowPlan(sized, inner, height, asked if fits else frozenset(), ahead)
     block = _block(group, height, 1 if in_cache else threads)
     apart = height * pass_bytes > own_capacity(machine) // 2 or block < LEAST_STEPS * height
     return plan if apart else _in_turns(program, group, plan, block, limits, machine, threads, height * pass_bytes)
+
+
+def _ahead(
+    program: Program, machine: Machine, asked: Collection[str], rows: Mapping[str, int], height: int, far: bool
+) -> tuple[int, bool]:
+    """How many blocks of rows ahead what is asked for is, and whether the first cache holds all these. `rows`: bytes of
+    one, by tensor.
+    """
+    again = {a.tensor for n in asked for a, _ in program.statement[n].accesses}
+    step = height * max((n for t, n in rows.items() if t in again), default=BYTES_AHEAD)
+    ahead = max(1, round(BYTES_AHEAD / step)) if far else 1
+    return ahead, height * sum(n * (1 + ahead * (t in again)) for t, n in rows.items()) <= machine.nearest_cache
 
 
 def _in_turns(
