@@ -19,7 +19,7 @@ from poly.scheduling.cpu_core import TILE_CYCLES, Core
 from poly.scheduling.cpu_facts import axis_of
 from poly.scheduling.cpu_plan import BlockPlan, MatrixPlan, Pack, Piece, Strip, balanced, tallest
 from poly.scheduling.cpu_rating import Grid, Rated, RatedWays
-from poly.scheduling.cpu_ways import Way
+from poly.scheduling.cpu_ways import TileSizes, Way
 from poly.scheduling.inlining import suits_copies
 
 SIDE = 2  # tiles of the unit beside each other in a register tile, along rows and along lanes
@@ -46,7 +46,7 @@ class RatedMatrixWays(RatedWays):
                 continue
             ((_, cycles),) = self._cycles([grid])
             order = np.argsort(cycles, kind="stable")[:each]
-            made = [partial(self._matrix_plan, way, matrix, *(int(v) for v in grid.sizes[k])) for k in order]
+            made = [partial(self._matrix_plan, way, matrix, grid.candidate(int(k))) for k in order]
             yield [Rated(float(cycles[k]), plan) for k, plan in zip(order, made, strict=True)]
 
     def _matrix_ways(self) -> Iterator[tuple[Way, MatrixPlan]]:
@@ -117,9 +117,10 @@ class RatedMatrixWays(RatedWays):
         panels = sorted({min(p, tiles) for p in (*PANELS, tiles, -(-tiles // self.facts.threads))})
         blocks = sorted({min(b, count) for b in ROW_BLOCKS}) if not way.lanes_inside else [0]
         depths = [d for d in (0, *self.depths_of(way)) if (d or not way.lanes_outside) and self._is_deep(d, matrix)]
+        every = (TileSizes(height, width, p, b, d) for p in panels for b in blocks for d in depths)
         found = [
-            (height, width, p, b, d) for p in panels for b in blocks for d in depths
-            if (way.lanes_inside and (p > 1 or tiles == 1)) or not self._passes(matrix, height, width, d)
+            s for s in every
+            if (way.lanes_inside and (s.lane_block > 1 or tiles == 1)) or not self._passes(matrix, s)
         ]  # fmt: skip
         if not found:
             return None
@@ -153,23 +154,21 @@ class RatedMatrixWays(RatedWays):
 
     # ---- the plan
 
-    def _matrix_plan(
-        self, way: Way, matrix: MatrixPlan, height: int, width: int, lane_block: int, row_block: int, depth: int
-    ) -> BlockPlan:
+    def _matrix_plan(self, way: Way, matrix: MatrixPlan, sizes: TileSizes) -> BlockPlan:
         """The plan for a register tile; a column that is left alone is for vectors."""
-        plan = self.plan(way, height, width, lane_block, row_block, depth)
+        plan = self.plan(way, sizes)
         packs = tuple(replace(p, on_way=False, asked=False) for p in plan.packs)
         low, extent = self.facts.group_low(self.lanes), self.facts.extents[self.lanes]
         start, rows = self.facts.group_low(way.rows), self.extents[self.names[way.rows]]
-        pieces = tuple(_pieces(start, rows, matrix.rows, height))
+        pieces = tuple(_pieces(start, rows, matrix.rows, sizes.height))
         alone = any(site == "whole" for _, site in way.packs)  # in blocks of whole tiles, which others would cut
         strips: list[Strip] = []
-        for p in _pieces(low, extent, self.vector, width * self.vector, alone):
-            wide, block = max(1, p.tile // self.vector), min(lane_block, (p.high - p.low) // p.tile)
+        for p in _pieces(low, extent, self.vector, sizes.width * self.vector, alone):
+            wide, block = max(1, p.tile // self.vector), min(sizes.lane_block, (p.high - p.low) // p.tile)
             own = pieces if p.tile > 1 else balanced(start, rows, max(1, tallest(1, True, self.core.registers)))
             strips.append(Strip(p.low, p.high, wide, own, block))
-        matrix = replace(matrix, passing=self._passes(matrix, height, width, depth))
-        packs += self._rows_made(way, lane_block * width)
+        matrix = replace(matrix, passing=self._passes(matrix, sizes))
+        packs += self._rows_made(way, sizes.lane_block * sizes.width)
         return replace(plan, packs=packs, strips=tuple(strips), matrix=matrix)
 
     def _rows_made(self, way: Way, vectors: int) -> tuple[Pack, ...]:
@@ -186,12 +185,12 @@ class RatedMatrixWays(RatedWays):
         order = tuple(range(len(access.index)))
         return (Pack(self.update.name, tensor.name, k, order, order[-1], pad=False, site="rows"),)
 
-    def _passes(self, matrix: MatrixPlan, height: int, width: int, depth: int) -> bool:
+    def _passes(self, matrix: MatrixPlan, sizes: TileSizes) -> bool:
         """Whether the first cache does not hold both operands of a register tile: rows stay there then, and what is
         packed for the lanes, tile after tile, is loaded past it.
         """
-        steps = prod(self.ranges.values()) // matrix.length * (depth or matrix.length)
-        return steps * (height + width * self.vector) * self.operands[-1].element > self.core.counted_on(0)
+        steps = prod(self.ranges.values()) // matrix.length * (sizes.depth or matrix.length)
+        return steps * (sizes.height + sizes.width * self.vector) * self.operands[-1].element > self.core.counted_on(0)
 
 
 def _pieces(start: int, extent: int, side: int, most: int, alone: bool = False) -> Iterator[Piece]:

@@ -19,7 +19,7 @@ from poly.scheduling.cpu_plan import BlockPlan, Site, tallest, window_stays
 from poly.scheduling.cpu_reuse import BlockedNest, Copied, Copy, Loop
 from poly.scheduling.cpu_shares import LATE, Numbers, Shares, blocks_shared, tiles_shared
 from poly.scheduling.cpu_tile_work import ONE_BY_ONE, VECTOR, Step, TileWork
-from poly.scheduling.cpu_ways import Way
+from poly.scheduling.cpu_ways import TileSizes, Way
 
 MOST_VECTORS = 4  # side by side in a register tile
 TILES = 3  # shapes of register tiles that are rated with all blocks, besides as many others that suit what they read
@@ -56,15 +56,16 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Grid:
-    """Candidates of one way: a row of `sizes` is what `PlannedWays.plan` takes, height and width of a register tile in
-    rows and vectors, tiles of lanes and of rows in a block, depth. Of each what `Shapes` has.
-    """
+    """Candidates of one way: a row of `sizes` is one's `TileSizes`. Of each what `Shapes` has."""
 
     way: Way
     sizes: Numbers
     work: Numbers
     count: Numbers
     rest: Numbers
+
+    def candidate(self, k: int) -> TileSizes:
+        return TileSizes(*(int(v) for v in self.sizes[k]))
 
     @property
     def height(self) -> Numbers:
@@ -109,7 +110,7 @@ class RatedWays(TileWork):
             yield from (self._made(grid, cycles, int(k)) for k in order[:each])
 
     def _made(self, grid: Grid, cycles: Numbers, k: int) -> Rated:
-        return Rated(float(cycles[k]), partial(self.plan, grid.way, *(int(v) for v in grid.sizes[k])))
+        return Rated(float(cycles[k]), partial(self.plan, grid.way, grid.candidate(k)))
 
     @cached_property
     def least(self) -> float:
@@ -184,10 +185,10 @@ class RatedWays(TileWork):
         return Shapes(tuple(best), deep, each, count, apart, float(work.min()))
 
     def _grid(self, way: Way, shapes: Shapes) -> Grid:
-        """Candidates (height, vectors, tiles of lanes a block, tiles of rows a block, depth)."""
+        """The candidates of a way."""
         rows, sites = self.extents[self.names[way.rows]], [site for _, site in way.packs]
         packs_rows, packs_lanes = "rows" in sites, "lanes" in sites
-        found: list[tuple[int, ...]] = []
+        found: list[TileSizes] = []
         kinds: list[int] = []
         deep = range(len(shapes.depths))
         for n, (h, w) in enumerate(shapes.best):
@@ -199,7 +200,7 @@ class RatedWays(TileWork):
                 blocks = [0] if way.lanes_inside else [0, *blocks[:-1]]
             if self.facts.threads > 1 and (packs_lanes or way.lanes_outside):
                 panels = sorted({*panels, -(-tiles // self.facts.threads)})
-            found += [(h, w, p, b, d) for p in panels for b in blocks for d in shapes.depths]
+            found += [TileSizes(h, w, p, b, d) for p in panels for b in blocks for d in shapes.depths]
             kinds += [n * len(deep) + d for _ in panels for _ in blocks for d in deep]
         sizes = np.array(found, float)
         return Grid(way, sizes, shapes.work[kinds], shapes.count[kinds], shapes.rest[kinds])

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations, product
 from math import gcd, prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -45,6 +46,18 @@ class Way:
     lanes_inside: bool
     reused: bool = False
     lanes_outside: bool = False
+
+
+class TileSizes(NamedTuple):
+    """What is a number: height and width of a register tile in rows and vectors, tiles of lanes and of rows in a block
+    (0 rows: all), iterations of the sum in a block (0: all).
+    """
+
+    height: int
+    width: int
+    lane_block: int
+    row_block: int
+    depth: int
 
 
 def operation_cycles(facts: Facts) -> float:

@@ -25,7 +25,7 @@ from poly.scheduling.cpu_plan import (
     tallest,
 )
 from poly.scheduling.cpu_shares import Numbers
-from poly.scheduling.cpu_ways import Way, Ways
+from poly.scheduling.cpu_ways import TileSizes, Way, Ways
 
 # Cycles of a copied vector, which the first tile of rows hides where it makes the copy; the share of the time of
 # operations that these take at least.
@@ -41,8 +41,9 @@ LEAST_LINES = 2  # of a piece that such a copy reads from afar where nobody has 
 class PlannedWays(Ways):
     """Ways with their plans."""
 
-    def plan(self, way: Way, height: int, width: int, lane_block: int, row_block: int, depth: int) -> BlockPlan:
-        """The plan for a register tile, tiles in a block of lanes and of rows (0: all), and steps of the sum in one."""
+    def plan(self, way: Way, sizes: TileSizes) -> BlockPlan:
+        """The plan of a way for some sizes."""
+        height, width, lane_block, row_block, depth = sizes
         outer, middle = self.around(way)
         start, extent = self.facts.group_low(way.rows), self.facts.extents[way.rows]
         rest = self.vectors % width
@@ -53,11 +54,11 @@ class PlannedWays(Ways):
         ends = self.facts.uneven.get(way.rows)
         if ends is not None:
             rows = [ends_apart(pieces, ends.low, ends.high) for pieces in rows]
-        sizes = [lane_block]
+        blocks = [lane_block]
         if not row_block and not way.lanes_inside and extent >= SPREAD * height:
             # smaller blocks, in which the same tiles follow one another
-            sizes = [lane_block >> n for n in range(lane_block.bit_length())]
-        made = [(n, self._packs(way, height, width, n, depth)) for n in sizes]
+            blocks = [lane_block >> n for n in range(lane_block.bit_length())]
+        made = [(n, self._packs(way, sizes._replace(lane_block=n))) for n in blocks]
         lane_block, packs = next((m for m in made if any(p.asked for p in m[1])), made[0])
         packs = tuple(replace(p, asked=p.asked or self._is_asked(p, way, width * lane_block, depth)) for p in packs)
         if any(p.on_way for p in packs):
@@ -69,10 +70,10 @@ class PlannedWays(Ways):
             lanes_outside=way.lanes_outside and depth > 0,
         )  # fmt: skip
 
-    def _packs(self, way: Way, height: int, width: int, lane_block: int, depth: int) -> tuple[Pack, ...]:
-        """What is packed, for blocks of so many tiles of lanes."""
-        packs = (self._pack(k, site, way, height, width, depth) for k, site in way.packs)
-        return tuple(self._in_time(pack, way, width * lane_block, depth) for pack in packs)
+    def _packs(self, way: Way, sizes: TileSizes) -> tuple[Pack, ...]:
+        """What is packed."""
+        packs = (self._pack(k, site, way, sizes) for k, site in way.packs)
+        return tuple(self._in_time(pack, way, sizes.width * sizes.lane_block, sizes.depth) for pack in packs)
 
     def asks(self, way: Way, k: int, vectors: Numbers, depth: Numbers) -> Numbers:
         """Where the next one of several blocks of so many vectors can be asked for: it comes as it lies from beyond a
@@ -129,7 +130,7 @@ class PlannedWays(Ways):
 
     def may_be_on_way(self, way: Way, k: int) -> bool:
         """Whether the first tile of rows may make the copy of an operand that is packed, whatever comes ahead."""
-        return self._on_way(self._pack(k, dict(way.packs)[k], way, 1, 1, 0), way)
+        return self._on_way(self._pack(k, dict(way.packs)[k], way, TileSizes(1, 1, 1, 0, 0)), way)
 
     def _on_way(self, pack: Pack, way: Way) -> bool:
         """Whether the first tile of rows makes the copy of what is packed, step by step: it lies along the lanes, every
@@ -156,22 +157,24 @@ class PlannedWays(Ways):
         strips = (Strip(low, cut, width, rows, min(block, whole)), Strip(cut, low + extent, rest, last))
         return tuple(s for s in strips if s.low < s.high)
 
-    def _pack(self, k: int, site: Site, way: Way, height: int, width: int, depth: int) -> Pack:
+    def _pack(self, k: int, site: Site, way: Way, sizes: TileSizes) -> Pack:
         operand, access = self.operands[k], self.update.accesses[k][0]
         moving = operand.depends(self.names[self.lanes])
         iterator = self.names[self.lanes if moving else way.rows]
         axis = axis_of(access, iterator)
         assert axis is not None
-        block = (width * self.vector if moving else height) if self._simple(k, axis, iterator, site == "whole") else 0
+        tile = sizes.width * self.vector if moving else sizes.height
+        block = tile if self._simple(k, axis, iterator, site == "whole") else 0
         if moving and access.guard:
             block = 0
         order = self._order(access, axis, first=block > 0)
-        deep = self._deep_axis(k, order) if depth and block else None
+        deep = self._deep_axis(k, order) if sizes.depth and block else None
         if deep is not None:
             order = (deep, *(d for d in order if d != deep))
         return Pack(
             self.update.name, access.tensor, k, order, axis, bool(access.guard), step_of(access, axis, iterator),
-            block, site, self._fast_axis(k) if moving and block else None, deep=None if deep is None else (deep, depth),
+            block, site, self._fast_axis(k) if moving and block else None,
+            deep=None if deep is None else (deep, sizes.depth),
         )  # fmt: skip
 
     def _deep_axis(self, k: int, order: Sequence[int]) -> int | None:

@@ -24,6 +24,7 @@ from poly.scheduling.cpu_plan import BlockPlan, tallest, window_stays
 from poly.scheduling.cpu_rating import RatedWays
 from poly.scheduling.cpu_reuse import BlockedNest, Copied, Copy, Loop
 from poly.scheduling.cpu_shares import EDGE, FITTED_REMOTE, MEETING_CYCLES
+from poly.scheduling.cpu_ways import TileSizes
 from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.groups import groups_of
 from poly.scheduling.schedule import Schedule
@@ -86,7 +87,7 @@ def test_blocks_of_a_sum_start_from_zero(text: str, shapes: tuple[tuple[int, ...
     for lanes in (0, 1):
         choice = rated_ways(facts, lanes)
         for way in (w for w in choice.ways() if choice.depths_of(w)):
-            plan = choice.plan(way, 3, 2, 2, 0, choice.depths_of(way)[-1])
+            plan = choice.plan(way, TileSizes(3, 2, 2, 0, choice.depths_of(way)[-1]))
             schedule = block_group(unchecked(Schedule(program)), facts.group, plan, facts.machine)
             merges = [s for s in schedule.program.statements if s.name.startswith("merge_") and s.combiner]
             assert merges
@@ -120,7 +121,8 @@ def test_every_way_of_a_product_is_exact(text: str) -> None:
     facts = facts_on(program)
     choice = rated_ways(facts, 1)
     for k, way in enumerate(w for w in choice.ways() if not w.lanes_outside):
-        run(program, choice.plan(way, 4, 2, 2, 2 if dict(way.packs).get(0) == "rows" else 0, 16 * (k % 3 == 2)))
+        row_block = 2 if dict(way.packs).get(0) == "rows" else 0
+        run(program, choice.plan(way, TileSizes(4, 2, 2, row_block, 16 * (k % 3 == 2))))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +144,7 @@ def test_a_copy_across_has_squares_as_wide_as_divides_its_rows(steps: int, depth
     facts = facts_on(program, AVX2)
     choice = rated_ways(facts, 1)
     way = next(w for w in choice.ways() if w.packs == ((1, "lanes"),) and not w.lanes_outside)
-    plan = choice.plan(way, 6, 2, 1, 0, depth)
+    plan = choice.plan(way, TileSizes(6, 2, 1, 0, depth))
     schedule = block_group(unchecked(Schedule(program)), facts.group, plan, AVX2)
     tiles = [t for t in schedule.program.tensors if t.space == "reg" and t.origin == "B"]
     assert [tuple(e.constant for e in t.shape) for t in tiles] == [(8, side)] * (side > 0)
@@ -156,7 +158,7 @@ def test_a_copy_across_has_squares_to_the_last_lane(columns: int, rows: list[int
     facts = facts_on(program, AVX2)
     choice = rated_ways(facts, 1)
     way = next(w for w in choice.ways() if w.packs == ((1, "lanes"),) and not w.lanes_outside)
-    plan = choice.plan(way, 6, min(2, choice.vectors), 1, 0, 0)
+    plan = choice.plan(way, TileSizes(6, min(2, choice.vectors), 1, 0, 0))
     schedule = block_group(unchecked(Schedule(program)), facts.group, plan, AVX2)
     tiles = [t for t in schedule.program.tensors if t.space == "reg" and t.origin == "B"]
     assert [t.shape[0].constant for t in tiles] == rows
@@ -170,7 +172,7 @@ def test_a_copy_across_of_several_blocks_has_squares_to_the_last_lane(columns: i
     facts = facts_on(program, AVX2)
     choice = rated_ways(facts, 1)
     way = next(w for w in choice.ways() if w.packs == ((1, "lanes"),) and not w.lanes_outside)
-    plan = choice.plan(way, 6, 2, 1, 0, 0)
+    plan = choice.plan(way, TileSizes(6, 2, 1, 0, 0))
     plan = replace(plan, packs=tuple(replace(p, site="whole", block=16) for p in plan.packs))
     schedule = block_group(unchecked(Schedule(program)), facts.group, plan, AVX2)
     tiles = [t for t in schedule.program.tensors if t.space == "reg" and t.origin == "B"]
@@ -183,7 +185,7 @@ def test_partial_sums_go_through_memory() -> None:
     facts = facts_on(program)
     choice = rated_ways(facts, 1)
     way = next(w for w in choice.ways() if not w.packs)
-    plan = choice.plan(way, 6, 2, 1, 0, 16)
+    plan = choice.plan(way, TileSizes(6, 2, 1, 0, 16))
     assert plan.depth == ("k", 16)
     run(program, plan)
 
@@ -195,7 +197,7 @@ def test_blocks_of_lanes_around_those_of_the_reduction() -> None:
     ways = [w for w in choice.ways() if w.lanes_outside]
     assert {tuple(site for _, site in w.packs) for w in ways} >= {(), ("lanes",), ("rows", "lanes")}
     for way in ways[::2]:
-        plan = choice.plan(way, 6, 2, 2, 2 * ("rows" in dict(way.packs).values()), 128)
+        plan = choice.plan(way, TileSizes(6, 2, 2, 2 * ("rows" in dict(way.packs).values()), 128))
         run(program, plan)
         schedule = block_group(unchecked(Schedule(program)), facts.group, plan, facts.machine)
         loops = schedule.nests["C_update_lo_lo"].loops
@@ -227,7 +229,7 @@ def test_what_follows_a_turned_tile_runs_along_its_rows(height: int, width: int)
     ways = [*choice.ways()]
     assert {w.rows for w in ways} == {1}
     for way in ways[:2]:
-        run(program, choice.plan(way, height, width, 1, 0, 0))
+        run(program, choice.plan(way, TileSizes(height, width, 1, 0, 0)))
 
 
 @pytest.mark.parametrize(("height", "width"), [(4, 3), (5, 2)])
@@ -236,7 +238,7 @@ def test_partial_sums_of_turned_tiles_are_in_a_buffer_where_lanes_are_contiguous
     facts = facts_on(program)
     choice = rated_ways(facts, 0)
     ways = [w for w in choice.ways() if w.lanes_outside and w.rows == 2]
-    plan = choice.plan(ways[0], height, width, 1, 0, 16)
+    plan = choice.plan(ways[0], TileSizes(height, width, 1, 0, 16))
     schedule = settle(block_group(unchecked(Schedule(program)), facts.group, plan, facts.machine))
     sums = next(t for t in schedule.program.tensors if t.origin == "Y" and t.name.endswith("_s"))
     assert sums.layout is not None and sums.layout.coordinates[-1].names == {sums.layout.index[0]}
@@ -264,7 +266,7 @@ def test_a_reduction_in_blocks_with_a_map_behind_it(outside: bool) -> None:
     facts = facts_on(program, AVX2)
     choice = rated_ways(facts, 0)
     way = next(w for w in choice.ways() if w.rows == 2 and w.reused and w.lanes_outside == outside)
-    plan = choice.plan(way, 4, 2, 1, 0, 16)
+    plan = choice.plan(way, TileSizes(4, 2, 1, 0, 16))
     assert plan.depth == ("c", 16) and [p.deep for p in plan.packs] == [(1, 16)]
     schedule = settle(schedule_contraction(unchecked(Schedule(program)), facts.group, plan, AVX2))
     assert str(Schedule.parse(str(schedule))) == str(schedule)
@@ -287,7 +289,7 @@ def test_what_is_walked_in_one_piece_is_not_cut() -> None:
         ))  # fmt: skip
         choice = rated_ways(facts_on(program, AVX2), 1)
         way = next(w for w in choice.ways() if dict(w.packs).get(1) == "whole")
-        assert all(p.deep is None for p in choice.plan(way, 4, 2, 1, 0, 16).packs)
+        assert all(p.deep is None for p in choice.plan(way, TileSizes(4, 2, 1, 0, 16)).packs)
 
 
 def test_a_tile_is_not_turned_for_what_follows_in_another_order() -> None:
@@ -632,7 +634,7 @@ def test_a_window_that_stays_in_registers_is_read_once() -> None:
     program = poly.parse("Y[o,y,x] += W[o,c,q,r] * X[c,y + q,x + r]", W=(16, 8, 3, 3), X=(8, 9, 9))
     facts = facts_on(program)
     choice = rated_ways(facts, 0)
-    plan = choice.plan(next(w for w in choice.ways() if w.rows == 2), 7, 1, 1, 0, 0)
+    plan = choice.plan(next(w for w in choice.ways() if w.rows == 2), TileSizes(7, 1, 1, 0, 0))
     schedule = block_group(unchecked(Schedule(program)), facts.group, plan, facts.machine)
     assert unrolled_steps(schedule, "r")
 
@@ -664,7 +666,8 @@ def test_lanes_that_lie_apart_are_asked_for(text: str, steps: int, number: int, 
     (group,) = groups_of(program)
     machine = replace(AVX2, engines=(replace(AVX2.engines[0], cost={**AVX2.engines[0].cost, "asked": number}),))
     choice = rated_ways(facts_of(program, group, machine), 1)
-    plan = choice.plan(next(w for w in choice.ways() if not w.packs and not w.lanes_outside), 4, 2, 1, 0, 0)
+    way = next(w for w in choice.ways() if not w.packs and not w.lanes_outside)
+    plan = choice.plan(way, TileSizes(4, 2, 1, 0, 0))
     schedule = block_group(unchecked(Schedule(program)), group, plan, machine)
     for nest in (schedule.nests[n] for n in schedule.nests if n.startswith("C_update")):
         found, laid = schedule.marks[nest.names[-1]].ahead, [n for n in nest.names if schedule.kind(n) == "unroll"]
@@ -689,7 +692,8 @@ def test_lanes_of_a_large_operand_are_asked_for_where_few_rows_use_them(
     machine = replace(AVX2, engines=(replace(AVX2.engines[0], cost={**AVX2.engines[0].cost, "asked": 8}),))
     assert own_capacity(machine) // 2 in range(400 * 128 * 4, 3000 * 128 * 4)
     choice = rated_ways(facts_of(program, group, machine), 1)
-    plan = choice.plan(next(w for w in choice.ways() if not w.packs and not w.lanes_outside), height, 2, 1, 0, 0)
+    way = next(w for w in choice.ways() if not w.packs and not w.lanes_outside)
+    plan = choice.plan(way, TileSizes(height, 2, 1, 0, 0))
     schedule = block_group(unchecked(Schedule(program)), group, plan, machine)
     marks = [schedule.marks[schedule.nests[n].names[-1]] for n in schedule.nests if n.startswith("C_update")]
     assert marks and all((m.ahead is not None) == asked for m in marks)
@@ -706,7 +710,7 @@ def test_rows_side_by_side_are_asked_for(rows: int, steps: int, number: int, ask
     machine = replace(AVX2, engines=(replace(AVX2.engines[0], cost={**AVX2.engines[0].cost, "asked": number}),))
     choice = rated_ways(facts_of(program, group, machine), 1)
     way = next(w for w in choice.ways() if w.packs == ((1, "lanes"),) and not w.lanes_outside)
-    plan = choice.plan(way, 4, 2, 1, 0, 0)
+    plan = choice.plan(way, TileSizes(4, 2, 1, 0, 0))
     schedule = block_group(unchecked(Schedule(program)), group, plan, machine)
     marks = [schedule.marks[schedule.nests[n].names[-1]] for n in schedule.nests if n.startswith("C_update")]
     assert marks and all((m.ahead is not None) == asked for m in marks)
@@ -730,9 +734,9 @@ def test_the_next_block_of_a_large_operand_is_asked_for(rows: int, columns: int,
     facts = facts_of(program, group, AVX2)
     choice = rated_ways(facts, 1)
     way = next(w for w in choice.ways() if w.packs == ((1, "lanes"),) and not w.lanes_outside and not w.lanes_inside)
-    plan = choice.plan(way, 6, 2, 1, 0, 128)
+    plan = choice.plan(way, TileSizes(6, 2, 1, 0, 128))
     assert [p.ahead for p in plan.packs] == [ahead]
-    assert not any(p.ahead for p in choice.plan(way, 6, 2, 8, 0, 128).packs)
+    assert not any(p.ahead for p in choice.plan(way, TileSizes(6, 2, 8, 0, 128)).packs)
     schedule = block_group(unchecked(Schedule(program)), group, plan, AVX2)
     marks = {mark.ahead for mark in schedule.marks.values() if mark.ahead is not None}
     assert marks == ({("C_update.j.o", 1)} if ahead else set())  # else the first tile of rows makes the copy
@@ -759,7 +763,7 @@ def test_the_first_tile_of_rows_makes_the_copy(
     lanes = 0 if text == TRANSPOSED else len(shapes[0]) - 1 if "n" in text else 1
     choice = rated_ways(facts, lanes)
     ways = [w for w in choice.ways() if (w.lanes_inside, w.lanes_outside) == (inside, outside)]
-    plans = [choice.plan(way, 3, 2, 2, 0, depth) for way in ways]
+    plans = [choice.plan(way, TileSizes(3, 2, 2, 0, depth)) for way in ways]
     plan = next(p for p in plans if any(pack.on_way for pack in p.packs))
     assert all(s.rows[0].high == s.rows[0].low + 3 for s in plan.strips)
     run(program, plan)
@@ -790,7 +794,7 @@ def test_which_copies_the_first_tile_makes(
     facts = facts_on(poly.parse(GEMM, A=(rows, 768), B=(768, columns)), machine)
     choice = rated_ways(facts, 1)
     way = next(w for w in choice.ways() if w.packs == ((1, "lanes"),) and not w.lanes_outside)
-    (pack,) = choice.plan(way, 6, 4 if machine is AVX512 else 2, panels, 0, depth).packs
+    (pack,) = choice.plan(way, TileSizes(6, 4 if machine is AVX512 else 2, panels, 0, depth)).packs
     assert (pack.on_way, pack.asked) == (on_way, asked)
 
 
@@ -802,7 +806,7 @@ def test_threads_share_blocks_whose_first_tile_makes_the_copy(columns: int, on_w
     facts = facts_of(program, group, AVX512, 2)
     choice = rated_ways(facts, 1)
     way = next(w for w in choice.ways() if w.packs == ((1, "lanes"),) and not w.lanes_outside)
-    plan = choice.plan(way, 6, 4, 1, 0, 0)
+    plan = choice.plan(way, TileSizes(6, 4, 1, 0, 0))
     assert [p.on_way for p in plan.packs] == [on_way]
     run(program, plan, facts)
 
@@ -812,7 +816,7 @@ def test_short_pieces_of_a_copy_fill_whole_lines() -> None:
     facts = facts_on(program)
     choice = rated_ways(facts, 1)
     way = next(w for w in choice.ways() if (0, "rows") in w.packs and len(w.packs) == 1 and not w.lanes_inside)
-    plan = choice.plan(way, 6, 1, 1, 4, 0)
+    plan = choice.plan(way, TileSizes(6, 1, 1, 4, 0))
     run(program, plan)
     schedule = block_group(unchecked(Schedule(program)), facts.group, plan, facts.machine)
     copy = next(n for n in schedule.nests if n.startswith("ld_A"))
@@ -826,7 +830,7 @@ def test_a_single_block_has_no_next_one() -> None:
     (group,) = groups_of(program)
     choice = rated_ways(facts_of(program, group, AVX2), 2)
     way = next(w for w in choice.ways() if w.packs == ((1, "lanes"),) and not w.lanes_outside)
-    assert not choice.plan(way, 8, 1, 1, 0, 0).packs[0].ahead
+    assert not choice.plan(way, TileSizes(8, 1, 1, 0, 0)).packs[0].ahead
     assert not choice.asks(way, 1, np.ones(1), np.zeros(1)).any()
 
 
@@ -906,7 +910,7 @@ def test_blocks_of_rows_left_over_start_at_their_first() -> None:
     program = poly.parse("T[m,h] += X[h,c] * W[m,c]", X=(232, 5), W=(16, 5))
     choice = rated_ways(facts_on(program), 0)
     way = next(w for w in choice.ways() if w.rows == 1)
-    plan = choice.plan(way, 9, 1, 1, 4, 0)
+    plan = choice.plan(way, TileSizes(9, 1, 1, 4, 0))
     rows = plan.strips[0].rows
     assert plan.row_block == 4 and len(rows) == 2
     assert rows[1].low % rows[1].tile == 0 and rows[1].low // rows[1].tile % 4 == 3

@@ -13,6 +13,7 @@ from poly.machine import Machine
 from poly.scheduling.cpu_block import schedule_contraction
 from poly.scheduling.cpu_facts import facts_of
 from poly.scheduling.cpu_rating import RatedWays
+from poly.scheduling.cpu_ways import TileSizes
 from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.groups import groups_of
 from poly.scheduling.schedule import Schedule
@@ -33,7 +34,8 @@ def scheduled(
     lanes, rows = (group.axes[facts.update.name].index(n) for n in ("fp" if text == TURNED else "pf"))
     ways = RatedWays(facts, facts.update, lanes)
     way = next(w for w in ways.ways() if w.rows == rows and not w.packs and w.lanes_inside == inside)
-    return schedule_contraction(unchecked(Schedule(program)), group, ways.plan(way, *tile, 64, 0, 0), machine)
+    plan = ways.plan(way, TileSizes(*tile, 64, 0, 0))
+    return schedule_contraction(unchecked(Schedule(program)), group, plan, machine)
 
 
 def asked(schedule: Schedule) -> set[tuple[str, int]]:
