@@ -16,6 +16,7 @@ from poly.loops import Alloc, Compute, For, If, LoopTree, Node, walk
 from poly.pictures import blocks_of
 from poly.scheduling.asked_copies import MOST_ASKS
 from poly.scheduling.cpu_block import block_group
+from poly.scheduling.cpu_ways import TileSizes
 from poly.scheduling.edits import unchecked
 from poly.scheduling.schedule import Schedule
 from poly.scheduling.schedule_text import parse_schedule
@@ -152,7 +153,8 @@ def test_operands_from_afar_that_few_rows_use_are_asked_for(
     facts = replace(facts_on(program, AVX512), threads=threads)
     choice = rated_ways(facts, 1)
     ways = [w for w in choice.ways() if w.packs == ((1, "lanes"),) and not w.lanes_outside]
-    plan = choice.plan(next(w for w in ways if w.lanes_inside == inside), 6, 4, 1 if threads > 1 else 4, 0, 0)
+    way = next(w for w in ways if w.lanes_inside == inside)
+    plan = choice.plan(way, TileSizes(6, 4, 1 if threads > 1 else 4, 0, 0))
     assert [(p.on_way, p.asked) for p in plan.packs] == [(on_way, asks)]
     schedule = block_group(unchecked(Schedule(facts.program)), facts.group, plan, AVX512)
     found = {mark.asks for mark in schedule.marks.values() if mark.asks}
