@@ -223,8 +223,9 @@ class Kernel(NativeCall):
         for tensor, array in zip(self.inputs, given, strict=True):
             check_shape(tensor, array, shapes[tensor.name], "input")
         results = results_of(out, self.inputs, given, self.outputs, shapes, self.loops.name)
-        for name in self.partial - {t.name for t in self.inputs} if out is not None else ():
-            results[name][...] = 0
+        if out is not None:
+            for name in self.partial - {t.name for t in self.inputs}:
+                results[name][...] = 0
         for tensor, array in zip(self.inputs, given, strict=True):
             target = results.get(tensor.name)
             if target is not None and target is not array:

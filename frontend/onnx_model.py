@@ -114,7 +114,7 @@ def input_shapes(
     unknown = sorted(set(shapes) - known, key=str)
     if unknown:
         names = ", ".join(sorted(map(str, known)))
-        hint = ("the model has no input", f"the only name is {names}", f"one of {names}")[min(len(known), 2)]
+        hint = f"names that it has: {names}" if names else "the model has no input"
         raise OnnxError(f"shapes: {unknown[0]!r} is no input and no dynamic dimension", hint=hint)
     bound: dict[str, tuple[int, str]] = {}
     for name, value in shapes.items():

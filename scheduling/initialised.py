@@ -26,11 +26,11 @@ def check_initialised(program: Program) -> None:
     Tensors that are written indirectly or by external statements are taken to be whole, and so is the old value that a
     conditional assignment keeps.
     """
-    writers = _writers(program, "temporary")
+    writers, otherwise = _writers(program, "temporary")
     facts: SourceFacts | None = None
     for s in program.statements:
         for touch in touches(program, s):
-            if touch.write or touch.tensor not in writers or _keeps(s, touch):
+            if touch.write or touch.tensor not in writers.keys() - otherwise or _keeps(s, touch):
                 continue
             if not _plainly_written(s, touch, writers[touch.tensor]):
                 facts = facts or SourceFacts(program)
@@ -39,36 +39,33 @@ def check_initialised(program: Program) -> None:
 
 def read_before_written(program: Program) -> frozenset[str]:
     """The outputs of which an element may be read before anything wrote it: they have to begin as zero."""
-    whole = _writers(program, "output")
-    writers = {t.name: list[Touch]() for t in program.with_role("output")}
-    for s in program.statements:
-        for touch in touches(program, s):
-            if touch.write and touch.tensor in writers and s.external is None and not s.write.indirect:
-                writers[touch.tensor].append(touch)
+    writers, otherwise = _writers(program, "output")
     found: set[str] = set()
     facts: SourceFacts | None = None
     for s in program.statements:
         for touch in touches(program, s):
-            early = not touch.write and touch.tensor in writers.keys() - found
-            if early and not _plainly_written(s, touch, writers[touch.tensor]):
+            if touch.write or touch.tensor not in writers.keys() - found:
+                continue
+            if not _plainly_written(s, touch, writers[touch.tensor]):
                 facts = facts or SourceFacts(program)
-                known = touch.tensor in whole and s.external is None
-                if not known or _unwritten(facts, s, touch) is not None:
+                known = touch.tensor not in otherwise and s.external is None
+                if not known or _unwritten(facts, s, touch) != []:
                     found.add(touch.tensor)
     return frozenset(found)
 
 
-def _writers(program: Program, role: Role) -> Mapping[str, list[Touch]]:
-    """The direct writes of every tensor of a role that has only such."""
-    found: dict[str, list[Touch]] = {t.name: [] for t in program.tensors if t.role == role}
+def _writers(program: Program, role: Role) -> tuple[Mapping[str, list[Touch]], set[str]]:
+    """The direct writes of every tensor of a role, and the tensors that are also written otherwise."""
+    found: dict[str, list[Touch]] = {t.name: [] for t in program.with_role(role)}
+    otherwise: set[str] = set()
     for s in program.statements:
         for touch in touches(program, s):
             if touch.write and touch.tensor in found:
                 if s.external is not None or s.write.indirect:
-                    del found[touch.tensor]
+                    otherwise.add(touch.tensor)
                 else:
                     found[touch.tensor].append(touch)
-    return found
+    return found, otherwise
 
 
 def _keeps(s: Statement, touch: Touch) -> bool:
@@ -110,8 +107,7 @@ def _before(first: Statement, second: Statement) -> bool:
 
 
 def _check_read(program: Program, facts: SourceFacts, s: Statement, touch: Touch) -> None:
-    part = _unwritten(facts, s, touch)
-    if part is not None:
+    for part in _unwritten(facts, s, touch) or ():
         labels = [f"a{d}" for d in range(part.dim(OUT))]
         instance, element = witness(part, (s.iterators, labels))
         raise PolyError(
@@ -120,11 +116,10 @@ def _check_read(program: Program, facts: SourceFacts, s: Statement, touch: Touch
         )  # fmt: skip
 
 
-def _unwritten(facts: SourceFacts, s: Statement, touch: Touch) -> isl.Map | None:
-    """Which instances read which elements that nothing wrote before; None where there are none, or to find them takes
-    too long.
-    """
+def _unwritten(facts: SourceFacts, s: Statement, touch: Touch) -> list[isl.Map] | None:
+    """Which instances read which elements that nothing wrote before; None where to find them takes too long."""
     reader = next(r for r in facts.flow.readers(s) if r.position == touch.position)
-    found = within_budget(_OPERATIONS, lambda: facts.flow.origin_of(reader), lambda: isl.UnionMap("{ }"))
-    parts = (p for p in maps_of(found) if p.get_tuple_name(OUT) == touch.tensor and not p.is_empty())
-    return next(parts, None)
+    found = within_budget(_OPERATIONS, lambda: facts.flow.origin_of(reader), lambda: None)
+    if found is None:
+        return None
+    return [p for p in maps_of(found) if p.get_tuple_name(OUT) == touch.tensor and not p.is_empty()]

@@ -7,6 +7,7 @@ import poly
 from poly.codegen.kernel import Kernel
 from poly.errors import PolyError
 from poly.interp import run_program
+from poly.scheduling.initialised import read_before_written
 from poly.text import parse_program
 
 PADDED = "p[i] = x[i-1] where 1 <= i <= 8; y[i] = p[i]+p[i+2]"
@@ -66,6 +67,13 @@ def test_an_output_that_is_read_before_it_is_written_begins_as_zero(body: str, e
     for _ in range(4):  # of which the memory is that of the one before
         expected = x if "i - 1" not in body else np.cumsum(x)
         np.testing.assert_array_equal(np.asarray(kernel(x)), expected)
+
+
+def test_an_output_begins_as_zero_where_it_takes_too_long_to_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    scan = parse_program(f"{OUTPUT}u[i]: y[i] = (y[i - 1] if i >= 1 else 0) + x[i] where 0 <= i < 64")
+    assert not read_before_written(scan)
+    monkeypatch.setattr("poly.scheduling.initialised._OPERATIONS", 1)
+    assert read_before_written(scan) == {"y"}
 
 
 @pytest.mark.parametrize(
