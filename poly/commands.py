@@ -334,9 +334,9 @@ def _level_text(work: Work, program: Program, level: Level, machine: Machine, th
         if all(e.names <= program.binding.keys() for e in t.shape)
     }
     if machine.kind == "cpu" and level in ("schedule", "loops"):  # without making code
-        from poly.prepared import prepare_program
+        from poly.prepared import prepare_edited
 
-        schedule = work.schedule or prepare_program(program, constants, machine, threads)[1].schedule
+        schedule = work.schedule or prepare_edited(program, constants, machine, threads)[1].schedule
         return str(schedule) if level == "schedule" else str(schedule.lower())
     with busy("compiling"):
         kernel = compile(program, machine, constants=constants, threads=threads, schedule=work.schedule)

@@ -27,7 +27,7 @@ from poly.errors import ArgumentError, MachineError, PolyError, ScheduleError, w
 from poly.graph import Graph, SizedGraph
 from poly.machine import Machine
 from poly.pointers import aligned_zeros
-from poly.prepared import Prepared, prepare, prepare_free, prepare_program
+from poly.prepared import Prepared, prepare, prepare_edited, prepare_free, prepare_scheduled
 from poly.program import Program, deepest_body, program_of
 from poly.scheduling.initialised import check_initialised
 from poly.scheduling.joined_axes import join_axes
@@ -336,9 +336,9 @@ def compile_program(
         return kernel
     early = compiling_processes() > 1
     if schedule is not None:
-        loops, made = schedule.source, prepare(schedule.source, machine, threads, schedule, early=early)
+        loops, made = schedule.source, prepare_scheduled(schedule, machine, threads, early=early)
     else:
-        loops, made = prepare_program(program, constants, machine, threads, early=early)
+        loops, made = prepare_edited(program, constants, machine, threads, early=early)
     alone = ALONE if tuning is not None else None
     return _kernel(program, made, machine, _joined(constants, program, loops), threads, alone)
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
+from poly.cache_content import package_hash, pickled, read_pickle
 from poly.console import Progress
 from poly.disk_cache import cache_entry, write_entry
 from poly.dtypes import Array
@@ -18,7 +19,6 @@ from poly.graph import Graph
 from poly.interp import run_program
 from poly.machine import Machine
 from poly.pointers import aligned_bytes, on_lines
-from poly.prepared import package_hash, pickled, read_pickle
 from poly.program import Program
 from poly.relations import writes_all
 from poly.scheduling.cpu_program import for_cpu, model_for_cpu

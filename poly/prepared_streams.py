@@ -14,13 +14,14 @@ import numpy as np
 
 from poly.accel.compiled import StreamKernel, compile_stream
 from poly.accel.isa import CommandStream, digest_of
+from poly.cache_content import content_text, package_hash, pickled, read_pickle
 from poly.disk_cache import cache_entry, write_entry
 from poly.dtypes import Array, numpy_dtype
 from poly.loops import LoopTree
 from poly.machine import Machine
 from poly.pauses import collection_paused
-from poly.prepared import content_text, package_hash, pickled, read_pickle, settled
 from poly.program import Program
+from poly.scheduling.edits import settled
 from poly.scheduling.schedule import Schedule
 
 

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from poly.ahead import made_ahead
+from poly.cache_content import package_hash, pickled, read_pickle
 from poly.console import Progress, interactive, steps
 from poly.disk_cache import cache_directory, cache_entry, write_entry
 from poly.dtypes import Array, is_float, numpy_dtype
 from poly.errors import PolyError, RunError
 from poly.machine import Machine
 from poly.pointers import address, aligned_zeros
-from poly.prepared import Prepared, is_prepared, package_hash, pickled, prepare, read_pickle
+from poly.prepared import Prepared, is_prepared, prepare
 from poly.program import Program, Tensor
 from poly.scheduling.cpu_candidates import Candidate, candidates_of
 from poly.scheduling.cpu_plan import BlockPlan, Site

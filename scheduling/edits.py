@@ -39,6 +39,11 @@ def settle(schedule: Schedule, previous: Schedule | None = None) -> Schedule:
     return changed(schedule, checked=True)
 
 
+def settled(schedule: Schedule) -> Schedule:
+    """The schedule, checked where its edits were not. Raises `IllegalEdit`."""
+    return schedule if schedule.checked else settle(schedule)
+
+
 def renest(schedule: Schedule, names: Sequence[str], change: Callable[[Nest], Nest]) -> Schedule:
     """Change loops of some statements, and their order, but no place in a sequence: paths stay canonical."""
     return changed(schedule, nests={**schedule.nests, **{n: placed(change(schedule.nests[n])) for n in names}})

@@ -71,13 +71,13 @@ def test_a_forked_child_has_no_pause():
 
 def test_nothing_is_collected_while_something_is_planned(monkeypatch: pytest.MonkeyPatch):
     program = poly.parse("B[i] = 2 * A[i]", A=(7,))
-    plain, seen = prepared._prepared, list[bool]()
+    plain, seen = prepared._of_schedule, list[bool]()
 
     def watched(*given: Any) -> prepared.Prepared:
         seen.append(gc.isenabled())
         return plain(*given)
 
-    monkeypatch.setattr(prepared, "_prepared", watched)
+    monkeypatch.setattr(prepared, "_of_schedule", watched)
     poly.compile(program)
     assert seen == [False]
     assert gc.isenabled()

@@ -18,12 +18,13 @@ import pytest
 
 import poly
 from poly.ahead import FEWEST, prepared_ahead
+from poly.cache_content import pickled
 from poly.codegen.host import host_machine
 from poly.codegen.jit import compile_object
 from poly.disk_cache import cache_entry, cache_size, read_entry, trim, write_entry
 from poly.errors import CapacityError, IllegalEdit
 from poly.graph import Graph, Node
-from poly.prepared import is_prepared, pickled, prepare, prepare_free
+from poly.prepared import is_prepared, prepare, prepare_edited, prepare_free, prepare_scheduled
 from poly.program import Program
 from poly.scheduling.edits import unchecked
 
@@ -66,10 +67,11 @@ def test_everything_that_decides_is_in_the_key(own_cache: Path) -> None:
         assert len(entries(own_cache)) == k + 1
 
 
-def test_a_program_is_edited_once_and_only_by_its_own_entry(own_cache: Path) -> None:
+def test_a_program_is_edited_once_and_only_by_its_own_entry(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     edits: list[Program] = []
+    monkeypatch.setattr("poly.scheduling.cpu_program.known_for_cpu", lambda p, *_: edits.append(p) or p)
     for _ in range(2):
-        prepare(PROGRAM, MACHINE, 1, edit=lambda p: edits.append(p) or p)
+        assert prepare_edited(PROGRAM, {}, MACHINE, 1)[0] is PROGRAM
         assert len(entries(own_cache)) == 1
     prepare(PROGRAM, MACHINE, 1)  # a group of a model, say, that has been edited
     assert edits == [PROGRAM] and len(entries(own_cache)) == 2
@@ -121,9 +123,9 @@ def test_a_given_schedule_is_kept_by_what_it_holds(own_cache: Path) -> None:
     tiled = plain.tile({loop: 4})
     by_hand = replace(plain, nests=tiled.nests)  # the same script, other loops
     for k, schedule in enumerate((plain, tiled, by_hand, replace(tiled, checked=False))):
-        made = prepare(PROGRAM, MACHINE, 1, schedule)
+        made = prepare_scheduled(schedule, MACHINE, 1)
         assert len(entries(own_cache)) == k + 1
-        found = prepare(PROGRAM, MACHINE, 1, schedule)
+        found = prepare_scheduled(schedule, MACHINE, 1)
         assert len(entries(own_cache)) == k + 1
         assert (found.split, found.after, found.before) == (made.split, made.after, made.before)
         assert found.schedule.checked and str(found.schedule) == str(schedule)
@@ -139,7 +141,7 @@ def test_a_wrong_schedule_is_refused_every_time(own_cache: Path) -> None:
              for n, nest in nests.items()}  # fmt: skip
     for _ in range(2):
         with pytest.raises(poly.PolyError):
-            prepare(program, MACHINE, 1, replace(plain, nests=nests, checked=False))
+            prepare_scheduled(replace(plain, nests=nests, checked=False), MACHINE, 1)
     assert not entries(own_cache)
 
 
@@ -303,17 +305,17 @@ def test_a_wrong_schedule_is_refused_though_its_code_was_begun() -> None:
     plain = poly.Schedule(program)
     loop = plain.nests[program.statements[-1].name].names[-1]
     with pytest.raises(IllegalEdit, match="carries a dependence"):
-        prepare(program, MACHINE, 2, unchecked(plain).parallelise(loop), early=True)
+        prepare_scheduled(unchecked(plain).parallelise(loop), MACHINE, 2, early=True)
     nests = {n: replace(nest, path=nest.path[:1], loops={}) for n, nest in plain.nests.items()}
     with pytest.raises(poly.PolyError):
-        prepare(program, MACHINE, 1, replace(plain, nests=nests, checked=False), early=True)
+        prepare_scheduled(replace(plain, nests=nests, checked=False), MACHINE, 1, early=True)
 
 
 def test_what_does_not_fit_is_refused_before_its_code_is_made() -> None:
     program = poly.parse("C[i,k] += A[i,j] * B[j,k]", A=(64, 64), B=(64, 64))
     schedule = unchecked(poly.Schedule(program)).promote("B", None, MACHINE.register_space)
     with pytest.raises(CapacityError):
-        prepare(program, MACHINE, 1, schedule, early=True)
+        prepare_scheduled(schedule, MACHINE, 1, early=True)
 
 
 def test_streams_come_from_the_cache(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     def choose(split: Split, machine: Machine, threads: int) -> Split:
         return with_thread_constants(split, MESH, threads)
 
-    monkeypatch.setattr("poly.prepared.with_thread_constants", choose)
+    monkeypatch.setattr("poly.emitted.with_thread_constants", choose)
     monkeypatch.setenv("POLYLOOM_CACHE", "off")
 
 
