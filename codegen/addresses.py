@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from poly.affine import Affine, Atom, FloorDiv, Var
+from poly.affine import Affine, Atom, FloorDiv, Var, sum_of
 from poly.codegen.text import Writer
 from poly.errors import Bug
 
@@ -92,6 +92,11 @@ class Flat(NamedTuple):
 
     atoms: tuple[tuple[Atom, int], ...]
     constant: int
+
+    def recombined(self) -> Flat:
+        """`Affine.recombined` over all coordinates."""
+        total = sum_of([*self.atoms], self.constant).recombined()
+        return Flat(total.terms, total.constant)
 
 
 class Indices:

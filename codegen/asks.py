@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from poly.affine import Affine, var
 from poly.codegen.addresses import Address
-from poly.codegen.places import address_at, pointer_to
+from poly.codegen.places import address_at, joined_address, pointer_to
 from poly.codegen.state import State
 from poly.dtypes import size_bytes
 from poly.program import Access, Tensor
@@ -63,9 +63,11 @@ def _ask(
 
 
 def ask_for(s: State, access: Access) -> None:
-    """Ask for the line of an element, as `For.asks` says."""
+    """Ask for the line of an element, as `For.asks` says. Digits of a number that are side by side in memory are that
+    number again: divisions of each iteration less.
+    """
     tensor = s.tensors[access.tensor]
-    _prefetch(s, pointer_to(s, tensor, address_at(s, tensor, access.affine_index)), SECOND)
+    _prefetch(s, pointer_to(s, tensor, joined_address(s, tensor, access.affine_index)), SECOND)
 
 
 def _prefetch(s: State, pointer: str, locality: int, unaligned: bool = False) -> None:

@@ -82,6 +82,13 @@ def address_at(s: State, tensor: Tensor, subscripts: Sequence[Affine], lane: int
     return s.indices.address(tensor.name, [s.indices.linear(c, lane) for c in coordinates])
 
 
+def joined_address(s: State, tensor: Tensor, subscripts: Sequence[Affine]) -> Address:
+    """The same, with quotients and remainders of all coordinates put back together where strides are known."""
+    coordinates = subscripts if tensor.layout is None else _placed(tensor.layout, tuple(subscripts))
+    flat = s.indices.flat(tensor.name, coordinates)
+    return address_at(s, tensor, subscripts) if flat is None else s.indices.offset(flat.recombined())
+
+
 @lru_cache(maxsize=1024)
 def _placed(layout: Layout, subscripts: tuple[Affine, ...]) -> tuple[Affine, ...]:
     """`Layout.place`, once for all unrolled copies of an access."""

@@ -11,6 +11,7 @@ import pytest
 
 import poly
 from poly.affine import Affine
+from poly.codegen.function import lower
 from poly.codegen.host import machine_of_features
 from poly.dtypes import Array
 from poly.engine_constants import in_order_of_use, streaming
@@ -101,6 +102,20 @@ def test_what_lies_behind_all_of_it_is_asked_for() -> None:
     size = 12 * 96 // LINE
     assert set(range(size, 2 * size)) <= asked
     assert min(asked) == size
+
+
+def test_places_side_by_side_are_found_without_divisions() -> None:
+    """Of panels of three lines: which panel's row it is and which of its lines are one number in memory."""
+    program = poly.parse("C[i, j] += A[i, k] * B[k, j]", A=(6, 20), B=(20, 96))
+    s = Schedule(program).promote("B", None, "l2", name="P", users=["C_update"], order=(1, 0), block={1: 24})
+    s = s.tile({"C_update.j": 24}).tile({"C_update.j.p": 8}).tile({"C_update.i": 3})
+    s = s.reorder("C_update.j.o", "C_update.i.o", "k", "C_update.i.p", "C_update.j.p.o", "C_update.j.p.p")
+    s = s.vectorise("C_update.j.p.p")
+    tree = s.prefetch_block("k", "P", LINE, "C_update.j.o").lower()
+    assert "% 3" in print_loops(tree)
+    marked, plain = (lower(t, NEAR, "entry").ir for t in (tree, s.lower()))
+    assert "llvm.prefetch" in marked
+    assert marked.count("div i64") == plain.count("div i64")
 
 
 def test_it_is_in_all_text_forms() -> None:
