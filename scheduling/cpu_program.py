@@ -21,6 +21,7 @@ from poly.scheduling.joined_maps import with_maps_joined
 from poly.scheduling.joined_parts import with_parts_joined
 from poly.scheduling.paired_sums import sums_of_pairs
 from poly.scheduling.separated import with_windows_separated
+from poly.scheduling.single_terms import without_single_terms
 from poly.scheduling.step_order import with_steps_in_order
 from poly.scheduling.uneven import finite_factors
 from poly.scheduling.widened import sums_of_widened
@@ -107,7 +108,8 @@ def _padding_like(program: Program, other: Program, finite: Collection[str]) -> 
 
 def _before_columns(program: Program, padding: _Edit) -> Program:
     """The order of the edits up to the last ones; `padding` as it is chosen."""
-    program = with_maps_joined(with_windows_separated(padding(program)), codes=True)
+    padded = padding(without_single_terms(program))
+    program = with_maps_joined(with_windows_separated(padded), codes=True)
     program = join_axes(with_wider_elements(program))
     return with_steps_in_order(with_written_places(with_parts_joined(program)))
 
