@@ -24,7 +24,7 @@ from poly.scheduling.cpu_shares import EDGE, FITTED_REMOTE, Numbers, Shares, sha
 WAITING = 0.67
 LOADING = 1 / 32  # cycles that a load costs besides its unit's: some meet in a bank, or wait in a queue
 PANELS_KEPT = (0.75, 1.0)  # of a core's own caches, as often as what is counted on: panels that are read again
-ASKED_IN_PART = 0.2  # of the time of what two blocks leave no room for others beside
+ASKED_IN_PART = 0.05  # of the time of what two blocks leave no room for others beside
 LEAST = 1e-3  # of a kernel's time in which something comes
 FEW = 2  # register tiles that read an operand where it lies: as often as it costs a copy to read and to write it
 
