@@ -19,6 +19,7 @@ from poly.scheduling.exact_sums import sums_in_f32
 from poly.scheduling.joined_axes import join_axes
 from poly.scheduling.joined_maps import with_maps_joined
 from poly.scheduling.joined_parts import with_parts_joined
+from poly.scheduling.outer_sums import with_outer_sums_first
 from poly.scheduling.paired_sums import sums_of_pairs
 from poly.scheduling.separated import with_windows_separated
 from poly.scheduling.single_terms import without_single_terms
@@ -111,7 +112,7 @@ def _before_columns(program: Program, padding: _Edit) -> Program:
     padded = padding(without_single_terms(program))
     program = with_maps_joined(with_windows_separated(padded), codes=True)
     program = join_axes(with_wider_elements(program))
-    return with_steps_in_order(with_written_places(with_parts_joined(program)))
+    return with_outer_sums_first(with_steps_in_order(with_written_places(with_parts_joined(program))))
 
 
 def _narrow_sums(program: Program, dots: Collection[str]) -> Program:
