@@ -4,23 +4,23 @@
                                                          y[m,h,w] += t[m,a,b, h + a, w + b]
 
 An element of x is loaded for as many products as there are m, here for as many as there are m, a and b: a product of
-matrices. Only where t has hardly more elements than the sums behind it have terms, and weights are finite where padding
-is left out. Sums change their order.
+matrices. Windows of the same x, as the remainders of a transposed one are, have one tensor between: then for as many as
+all of them have. Only where t has hardly more elements than the sums behind it have terms, and weights are finite where
+padding is left out. Sums change their order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import prod
-
-import islpy as isl
 
 from poly.affine import Affine, var
 from poly.expr import COMBINERS, Apply, Read
 from poly.program import Access, Program, Statement, Tensor, box_domain, unused_name
 from poly.scheduling.contraction import names_of
-from poly.scheduling.groups import bare
+from poly.scheduling.groups import bare, tensors_written
 from poly.scheduling.sums import alone, ranges_of, start_of, with_statements
 
 MOST_RESULTS = 8  # at a place: of more, an element is loaded seldom enough
@@ -29,13 +29,15 @@ UNUSED = 1.2  # elements of the tensor between for each term of the sums behind 
 
 @dataclass(frozen=True)
 class First:
-    """A program with channels first, the statement whose sums they were and the one that makes them now, and how many
-    terms are added up behind. `rated`: the program without the margins of what is between, as the model rates it.
+    """A program with channels first, the statements whose sums they were, of windows of `data`, and the one that makes
+    them now, and how many terms are added up behind. `rated`: the program without the margins of what is between, as
+    the model rates it.
     """
 
     program: Program
     rated: Program
-    sums: str
+    sums: tuple[str, ...]
+    data: str
     made: str
     terms: int
 
@@ -43,7 +45,7 @@ class First:
 @dataclass(frozen=True)
 class _Sums:
     """Sums of products of a window of `data` with `weights`: the loops over channels alone, the others of the weights,
-    the axes of the data along others; `ranges`: of all iterators.
+    the axes of the data along others; `ranges`: of all iterators; `slides`: whether windows overlap, or it has one tap.
     """
 
     statement: Statement
@@ -54,16 +56,44 @@ class _Sums:
     taps: tuple[str, ...]
     places: tuple[int, ...]
     ranges: dict[str, int]
+    slides: bool
+
+    @property
+    def terms(self) -> int:
+        """How many are added up behind what is between."""
+        return prod(e for n, e in self.ranges.items() if n not in self.channels)
+
+    @property
+    def axes(self) -> list[int]:
+        """Of the data along its channels."""
+        return [next(d for d, i in enumerate(self.data.affine_index) if bare(i) == c) for c in self.channels]
 
 
 def channels_first(program: Program, finite: Collection[str]) -> Iterator[First]:
-    """One program for every statement that may be done so; `finite`: constants without infinities."""
-    for s in program.statements:
-        sums = _sums(program, s)
-        if sums is not None and (not sums.data.guard or sums.weights.tensor in finite):
-            found = _first(program, sums)
-            if found is not None:
-                yield found
+    """One program for all statements that may be done so together, then for every one; `finite`: constants without
+    infinities.
+    """
+    found = [sums for s in program.statements if (sums := _sums(program, s)) is not None]
+    found = [sums for sums in found if not sums.data.guard or sums.weights.tensor in finite]
+    for sums in (*_of_same_data(program, found), *((one,) for one in found if one.slides)):
+        changed = _first(program, sums)
+        if changed is not None:
+            yield changed
+
+
+def _of_same_data(program: Program, found: Sequence[_Sums]) -> Iterator[tuple[_Sums, ...]]:
+    """The sums of which several windows are of the same data, in the order of their starts, where all that they read is
+    there before the first of them.
+    """
+    for tensor in dict.fromkeys(sums.data.tensor for sums in found):
+        same = sorted((sums for sums in found if sums.data.tensor == tensor), key=lambda sums: sums.start.path[:1])
+        same = [sums for sums in same if sums.places == same[0].places]
+        read = {sums.weights.tensor for sums in same}
+        late = any(
+            w.path[:1] >= same[0].start.path[:1] for w in program.statements if not read.isdisjoint(tensors_written(w))
+        )
+        if sum(sums.slides for sums in same) > 1 and not late:
+            yield tuple(same)
 
 
 def _sums(program: Program, s: Statement) -> _Sums | None:
@@ -90,7 +120,7 @@ def _of(
     written, own = names_of(s.write), names_of(data)
     slides = any(i.names & written and i.names - written for i in data.affine_index)
     zero = data.fill is None or data.fill.value == 0  # a sum over channels of what is filled in is no fill
-    if not slides or not zero or weights.guard or program.tensor[data.tensor].role == "constant":
+    if not zero or weights.guard or program.tensor[data.tensor].role == "constant":
         return None
     alone_in = [{bare(i) for i in access.affine_index} - {None} for access in (data, weights)]
     channels = tuple(n for n in s.iterators if n in alone_in[0] & alone_in[1] and n not in written)
@@ -102,37 +132,49 @@ def _of(
     apart = len({*taps}) == len(taps) and len(data.index) - len(places) == len(channels)
     if not channels or not apart or shared or guarded or results > MOST_RESULTS:
         return None
-    return _Sums(s, start, data, weights, channels, taps, places, ranges)
+    return _Sums(s, start, data, weights, channels, taps, places, ranges, slides)
 
 
 def _slow_first(i: Affine) -> list[str]:
     return sorted(i.names, key=i.coefficient, reverse=True)
 
 
-def _first(program: Program, sums: _Sums) -> First | None:
-    s = sums.statement
-    ends = ("_start", "_made", "_weights", "_weights_made", *(f"_edge{d}{k}" for d in sums.places for k in (0, 1)))
-    name = unused_name({*program.tensor, *program.statement}, f"{s.write.tensor}_taps", *ends)
-    taken = {*program.tensor, *sums.ranges}
-    steps = {d: unused_name(taken, f"place{d}") for d in sums.places}
-    margins = _margins(program, sums)
-    if margins is None:
+def _first(program: Program, sums: tuple[_Sums, ...]) -> First | None:
+    lead, several = sums[0], len(sums) > 1
+    made = tuple(f"_weights{k or ''}_made" for k in range(len(sums)))
+    ends = ("_start", "_made", "_weights", *made, *(f"_edge{d}{k}" for d in lead.places for k in (0, 1)))
+    target = lead.data.tensor if several else lead.statement.write.tensor
+    name = unused_name({*program.tensor, *program.statement}, f"{target}_taps", *ends)
+    taken = {*program.tensor, *(n for one in sums for n in one.ranges)}
+    steps = {d: unused_name(taken, f"place{d}") for d in lead.places}
+    margins = [_margins(program, one) for one in sums]
+    if any(m is None for m in margins):
         return None
-    between = _Between(program, sums, name, unused_name(taken, "tap"), steps, margins)
-    terms = prod(sums.ranges[n] for n in s.iterators if n not in sums.channels)
+    covered = frozenset(one.statement.name for one, m in zip(sums, margins, strict=True) if m)
+    between = _Between(program, sums, name, unused_name(taken, "tap"), steps, _widest(margins), covered)
+    terms = sum(one.terms for one in sums)
     if prod(between.extents[n] for n in between.loops) > UNUSED * terms:
         return None
     changed = _changed(between)
-    rated = _changed(replace(between, margins={})) if margins else changed
-    return First(changed, rated, s.name, between.made().name, terms)
+    rated = _changed(replace(between, margins={})) if between.margins else changed
+    names = tuple(one.statement.name for one in sums)
+    return First(changed, rated, names, lead.data.tensor, between.made().name, terms)
 
 
 def _changed(between: _Between) -> Program:
     """The program of `between` with its statements."""
-    sums = between.sums
-    before = [between.ordered(), *between.edges(), between.start(), between.made()]
-    rest = {sums.statement.name: between.rest()}
-    return with_statements(between.program, rest, between.tensors(), {sums.start.name: before})
+    before = [*between.ordered(), *between.edges(), between.start(), between.made()]
+    rest = {one.statement.name: between.rest(one) for one in between.sums}
+    return with_statements(between.program, rest, between.tensors(), {between.lead.start.name: before})
+
+
+def _widest(margins: Sequence[Mapping[int, tuple[int, int]] | None]) -> dict[int, tuple[int, int]]:
+    """Margins that hold all of some."""
+    found: dict[int, tuple[int, int]] = {}
+    for d, (before, behind) in ((d, ends) for m in margins if m for d, ends in m.items()):
+        own = found.get(d, (0, 0))
+        found[d] = max(own[0], before), max(own[1], behind)
+    return found
 
 
 def _margins(program: Program, sums: _Sums) -> dict[int, tuple[int, int]] | None:
@@ -157,17 +199,23 @@ def _most(number: Affine, ranges: Mapping[str, int]) -> int:
 
 @dataclass(frozen=True)
 class _Between:
-    """The tensor between, by taps and places, and the statements around it. `tap`: its loop over all the weights'
-    loops, so that they fill register tiles; `steps`: those along axes of the data, `margins`: zeros before and behind
-    it there.
+    """The tensor between, by taps and places, and the statements around it. `tap`: its loop over the loops of all
+    weights, so that they fill register tiles; `steps`: those along axes of the data, `margins`: zeros before and behind
+    it there, which are the padding of what is `covered`.
     """
 
     program: Program
-    sums: _Sums
+    sums: tuple[_Sums, ...]
     name: str
     tap: str
     steps: Mapping[int, str]
     margins: Mapping[int, tuple[int, int]]
+    covered: frozenset[str]
+
+    @property
+    def lead(self) -> _Sums:
+        """Whose names of channels the products have."""
+        return self.sums[0]
 
     @property
     def before(self) -> dict[int, int]:
@@ -179,14 +227,18 @@ class _Between:
         return (self.tap, *self.steps.values())
 
     @property
+    def first(self) -> list[int]:
+        """Where the taps of each window begin, and where all end."""
+        return [0, *accumulate(prod(one.ranges[n] for n in one.taps) for one in self.sums)]
+
+    @property
     def extents(self) -> dict[str, int]:
-        ranges, shape = self.sums.ranges, self.program.tensor[self.sums.data.tensor].extents(self.program.binding)
-        taps = prod(ranges[n] for n in self.sums.taps)
-        return {**ranges, self.tap: taps, **{n: shape[d] for d, n in self.steps.items()}}
+        shape = self.program.tensor[self.lead.data.tensor].extents(self.program.binding)
+        return {**self.lead.ranges, self.tap: self.first[-1], **{n: shape[d] for d, n in self.steps.items()}}
 
     def tensors(self) -> dict[str, Tensor]:
-        dtype = self.program.tensor[self.sums.statement.write.tensor].dtype
-        weights = [self.extents[i] for i in (self.tap, *self.sums.channels)]
+        dtype = self.program.tensor[self.lead.statement.write.tensor].dtype
+        weights = [self.extents[i] for i in (self.tap, *self.lead.channels)]
         places = [self.extents[n] + sum(self.margins.get(d, ())) for d, n in self.steps.items()]
         shapes = {f"{self.name}_weights": weights, self.name: [self.extents[self.tap], *places]}
         return {n: Tensor(n, tuple(map(Affine.of, shape)), dtype) for n, shape in shapes.items()}
@@ -203,55 +255,61 @@ class _Between:
             extents[step], first[d] = extents[step] + before + behind, 0
         return found
 
-    def ordered(self) -> Statement:
+    def ordered(self) -> list[Statement]:
         """The weights with channels last, which is done when compiling where they are constant."""
-        write = Access(f"{self.name}_weights", (self._places(), *map(var, self.sums.channels)))
-        made = self._nest(f"{write.tensor}_made", (*self.sums.taps, *self.sums.channels), write, (self.sums.weights,))
-        return replace(made, body=Read(0), combiner=None)
+        found: list[Statement] = []
+        for k, one in enumerate(self.sums):
+            channels = [one.data.affine_index[d] for d in self.lead.axes]
+            write = Access(f"{self.name}_weights", (self._places(one), *channels))
+            name, iterators = f"{self.name}_weights{k or ''}_made", (*one.taps, *one.channels)
+            made = self._nest(name, iterators, one.ranges, write, (one.weights,))
+            found.append(replace(made, body=Read(0), combiner=None))
+        return found
 
     def start(self) -> Statement:
         return self._zeros("start", self.extents, self.before)
 
     def made(self) -> Statement:
         """The sums over channels, of every place with every tap."""
-        data, channels = self.sums.data, tuple(map(var, self.sums.channels))
+        data, channels = self.lead.data, tuple(map(var, self.lead.channels))
         where = tuple(var(self.steps[d]) if d in self.steps else i for d, i in enumerate(data.index))
         weights = Access(f"{self.name}_weights", (var(self.tap), *channels))
-        reads, iterators = (Access(data.tensor, where), weights), (*self.loops, *self.sums.channels)
-        made = self._nest(f"{self.name}_made", iterators, self._element(self.before), reads)
+        reads, iterators = (Access(data.tensor, where), weights), (*self.loops, *self.lead.channels)
+        made = self._nest(f"{self.name}_made", iterators, self.extents, self._element(self.before), reads)
         return replace(made, body=Apply("mul", (Read(0), Read(1))))
 
-    def rest(self) -> Statement:
-        """The statement that adds them up where the window is."""
-        s, data = self.sums.statement, self.sums.data
+    def rest(self, one: _Sums) -> Statement:
+        """The statement that adds them up where a window is."""
+        s, data = one.statement, one.data
         places = [data.affine_index[d] + before for d, before in self.before.items()]
-        guard, fill = ((), None) if self.margins else (data.guard, data.fill)
-        found = Access(self.name, (self._places(), *places), guard, fill)
-        left = tuple(n for n in s.iterators if n not in self.sums.channels)
-        return replace(self._nest(s.name, left, s.write, (found,)), body=Read(0), path=(s.path[0], *left))
+        guard, fill = ((), None) if self.margins and s.name in self.covered else (data.guard, data.fill)
+        found = Access(self.name, (self._places(one), *places), guard, fill)
+        left = tuple(n for n in s.iterators if n not in one.channels)
+        rest = self._nest(s.name, left, one.ranges, s.write, (found,))
+        return replace(rest, body=Read(0), path=(s.path[0], *left))
 
     def _element(self, first: Mapping[int, int]) -> Access:
         """`first`: places where the loops along axes begin."""
         return Access(self.name, (var(self.tap), *(var(n) + first[d] for d, n in self.steps.items())))
 
-    def _places(self) -> Affine:
-        """Where the weights' loops are along the axis of taps."""
-        return _flat(self.sums.taps, self.sums.ranges)
+    def _places(self, one: _Sums) -> Affine:
+        """Where the loops of a window's weights are along the axis of taps."""
+        return _flat(one.taps, one.ranges) + self.first[self.sums.index(one)]
 
     def _zeros(self, end: str, extents: Mapping[str, int], first: Mapping[int, int]) -> Statement:
         """`extents`: of the loops, `first`: as in `_element`."""
-        dtype = self.program.tensor[self.sums.statement.write.tensor].dtype
-        domain = self._domain(f"{self.name}_{end}", self.loops, extents)
-        made = self._nest(f"{self.name}_{end}", self.loops, self._element(first), ())
-        return replace(made, domain=domain, body=COMBINERS["+"].identity(dtype), combiner=None)
+        dtype = self.program.tensor[self.lead.statement.write.tensor].dtype
+        made = self._nest(f"{self.name}_{end}", self.loops, extents, self._element(first), ())
+        return replace(made, body=COMBINERS["+"].identity(dtype), combiner=None)
 
-    def _nest(self, name: str, iterators: tuple[str, ...], write: Access, reads: tuple[Access, ...]) -> Statement:
-        domain, s = self._domain(name, iterators, self.extents), self.sums.statement
-        return replace(s, name=name, iterators=iterators, domain=domain, write=write, reads=reads, path=())
-
-    def _domain(self, name: str, iterators: Sequence[str], extents: Mapping[str, int]) -> isl.Set:
+    def _nest(
+        self, name: str, iterators: tuple[str, ...], extents: Mapping[str, int], write: Access,
+        reads: tuple[Access, ...],
+    ) -> Statement:  # fmt: skip
         domain = box_domain(name, [(i, 0, extents[i]) for i in iterators])
-        return domain.align_params(self.program.context.get_space())
+        domain = domain.align_params(self.program.context.get_space())
+        s = self.lead.statement
+        return replace(s, name=name, iterators=iterators, domain=domain, write=write, reads=reads, path=())
 
 
 def _flat(names: Sequence[str], ranges: Mapping[str, int]) -> Affine:

@@ -52,7 +52,7 @@ def test_the_same_values(weights: str, guard: bool) -> None:
     (found,) = channels_first(program, {"v"})
     arrays = values(program)
     assert np.array_equal(run_program(found.program, arrays)["y"], run_program(program, arrays)["y"])
-    product, rest = (found.program.statement[n] for n in (found.made, found.sums))
+    product, rest = (found.program.statement[n] for n in (found.made, *found.sums))
     assert product.iterators[-1] == "c" and not product.reads[0].guard
     assert "c" not in rest.iterators and bool(rest.reads[0].guard) == guard
 
@@ -65,26 +65,70 @@ def test_padding_by_another_number_stays() -> None:
 def test_places_that_depend_on_two_loops_of_the_results() -> None:
     random = np.random.default_rng(3)
     x = random.integers(-3, 4, (2, 32, 9, 20)).astype("f4")
-    cases: list[tuple[tuple[int, int], dict[str, Any]]] = [
-        ((4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
-        ((9, 6), {"strides": [3, 2]}),
-        ((6, 6), {"strides": [2, 2], "pads": [2, 2, 2, 2]}),
-        ((5, 7), {"strides": [2, 2], "pads": [1, 3, 1, 3], "output_padding": [0, 1]}),  # taps that run backwards
+    cases: list[tuple[tuple[int, int], dict[str, Any], list[int]]] = [
+        ((4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}, [1]),
+        ((9, 6), {"strides": [3, 2]}, [1]),
+        ((6, 6), {"strides": [2, 2], "pads": [2, 2, 2, 2]}, [1]),
+        ((5, 7), {"strides": [2, 2], "pads": [1, 3, 1, 3], "output_padding": [0, 1]}, [4, 1, 1, 1, 1]),  # backwards
+        ((5, 5), {"strides": [3, 3], "pads": [1, 1, 1, 1]}, [9, *[1] * 8]),  # of one remainder a single tap
     ]
-    for kernel, attributes in cases:
+    for kernel, attributes, together in cases:
         w = random.integers(-3, 4, (32, 1, *kernel)).astype("f4")
         node = helper.make_node("ConvTranspose", ["x", "w"], ["y"], **attributes)
         model, arrays = chain_model([node], {"x": x}, ["y"], constants={"w": w})
         program = poly.from_onnx(model).to_program()
         found = [*channels_first(program, {"w"})]
-        assert found
+        assert [len(one.sums) for one in found] == together
         given = {**arrays, "w": w}
         for one in found:
             for changed in (one.program, one.rated):
                 assert_close(run_program(changed, given), reference(model, arrays))
             (product,) = (g for g in groups_of(one.program) if one.made in g.names)
             assert len(product.names) == 2  # zeros around are of other nests, and sums begin in registers
-            assert not one.program.statement[one.sums].reads[0].guard
+            assert not any(one.program.statement[n].reads[0].guard for n in one.sums)
+
+
+def two_windows(weights: str) -> Program:
+    """Of the same data, with channels under two names; `made` is written behind the first one's start."""
+    first, second = "0 <= m < 2 and 0 <= h < 18", "0 <= k < 3 and 0 <= g < 19"
+    return parse_program(f"""program two
+input x: f32[16, 20]
+input u: f32[3, 16, 2]
+constant v: f32[2, 16, 3]
+constant w: f32[3, 16, 2]
+temporary made: f32[3, 16, 2]
+output y: f32[2, 18]
+output z: f32[3, 19]
+i[m, h]: y[m, h] = 0 where {first}
+s[m, h, c, a]: y[m, h] += x[c, h + a]*v[m, c, a] where {first} and 0 <= c < 16 and 0 <= a < 3
+l[k, d, b]: made[k, d, b] = u[k, d, b] where 0 <= k < 3 and 0 <= d < 16 and 0 <= b < 2
+j[k, g]: z[k, g] = 1 where {second}
+t[k, g, d, b]: z[k, g] += x[d, g + b]*{weights}[k, d, b] where {second} and 0 <= d < 16 and 0 <= b < 2
+""")
+
+
+def test_windows_of_the_same_data() -> None:
+    program = two_windows("w")
+    together, *alone = channels_first(program, {"v", "w"})
+    assert together.sums == ("s", "t") and [one.sums for one in alone] == [("s",), ("t",)]
+    assert together.terms == sum(one.terms for one in alone)
+    arrays = values(program)
+    expected, found = run_program(program, arrays), run_program(together.program, arrays)
+    assert all(np.array_equal(found[n], expected[n]) for n in ("y", "z"))
+    made_late = channels_first(two_windows("made"), {"v", "w"})
+    assert [one.sums for one in made_late] == [("s",), ("t",)]
+
+
+def test_remainders_that_few_results_have_are_done_together() -> None:
+    """Of 256 channels to one the data are read once, not nine times; of 32 to 8 a remainder has rows enough."""
+    for c, m, together in ((256, 1, True), (32, 8, False)):
+        w, x = np.ones((c, m, 5, 5), np.float32), np.ones((1, c, 8, 8), np.float32)
+        node = helper.make_node("ConvTranspose", ["x", "w"], ["y"], strides=[3, 3], pads=[1, 1, 1, 1])
+        model, _ = chain_model([node], {"x": x}, ["y"], constants={"w": w})
+        program = poly.from_onnx(model).to_program()
+        chosen = with_channels_first(program, {"w"}, MESH, 1)
+        assert any(s.name == "x_taps_made" for s in chosen.statements) == together
+        assert channels_like(program, chosen, {"w"}) == chosen
 
 
 @pytest.mark.parametrize(
