@@ -75,7 +75,7 @@ class ParseError(PolyError, ValueError):
         hint: str | None = None,
         wanted: WantedShape | None = None,
     ) -> None:
-        lines = text.splitlines()
+        lines = text.split("\n")  # as Python counts them; splitlines() would cut at more
         if 0 <= line - 1 < len(lines):
             first = max(0, column - _WIDTH // 2) if len(lines[line - 1]) > _WIDTH else 0
             shown = lines[line - 1][first : first + _WIDTH]

@@ -10,8 +10,10 @@ from __future__ import annotations
 import ast
 import keyword
 import re
+import unicodedata
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -93,7 +95,10 @@ class Source:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
         if odd := next((c for c in text if ord(c) in _FROM_LETTERS), ""):
             raise ParseError(f"the character {odd!r} cannot stand in a program")
-        return Fragment(Source(text, encode(text)), 0, len(text))
+        whole = Fragment(Source(text, encode(text)), 0, len(text))
+        if not text.isascii():
+            whole.check_names()
+        return whole
 
 
 @dataclass(frozen=True)
@@ -103,6 +108,19 @@ class Fragment:
     source: Source
     start: int
     end: int
+
+    def check_names(self) -> None:
+        """Raise `ParseError` for a name that Python's parser reads as another one."""
+        for match in _TOKEN.finditer(self.shown):
+            if match["comment"] or match["string"]:
+                continue
+            read = unicodedata.normalize("NFKC", match[0])
+            if read != match[0]:
+                raise self.error(f"Python reads the name {match[0]} as {read}", match.start(), read)
+            for at in range(match.start(), min(match.end() + 1, len(self.shown))):
+                c = self.shown[at]
+                if not c.isascii() and not c.isalnum() and (at < match.end() or f"a{c}".isidentifier()):
+                    raise self.error(f"the character {c!r} stands in no name", at, f"`\\u{ord(c):04x}`")
 
     @property
     def text(self) -> str:
@@ -137,6 +155,14 @@ class Fragment:
         skipped = sum(len(each) + 1 for each in lines[: line - 1])
         within = lines[line - 1].encode()[: column - 1 if line == 1 else column]
         return self.error(message, skipped + len(within.decode(errors="ignore")), hint)
+
+    @contextmanager
+    def within_depth(self) -> Generator[None]:
+        """Where Python does not recurse deeply enough for what stands here, a `ParseError`."""
+        try:
+            yield
+        except RecursionError:
+            raise self.error("nested too deeply") from None
 
     def node_error(self, node: ast.AST, message: str, hint: str | None = None) -> ParseError:
         """The same at a node of the fragment's `expression`."""

@@ -53,6 +53,7 @@ def _rows(value: object, where: str) -> list[dict[str, object]]:
     return cast("list[dict[str, object]]", value)
 
 
+_DIGITS = 30  # more is no size, and past some thousands Python reads no number
 _UNITS = {"KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "B": 1}
 
 
@@ -61,8 +62,9 @@ def _bytes(value: object, where: str) -> int | None:
         return value
     text = str(value)
     for unit, factor in _UNITS.items():
-        if text.endswith(unit) and text.removesuffix(unit).strip().isdigit():
-            return int(text.removesuffix(unit)) * factor
+        number = text.removesuffix(unit).strip()
+        if text.endswith(unit) and number.isdecimal() and len(number) < _DIGITS:
+            return int(number) * factor
     raise MachineError(f"not a size: {text!r}", where=where, hint='write 65536, "64KiB" or "1MiB"')
 
 

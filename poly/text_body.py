@@ -187,10 +187,8 @@ class BodyReader:
 
     def body(self, fragment: Fragment) -> Expr:
         """The body that a fragment is. Raises `ParseError`."""
-        try:
+        with fragment.within_depth():
             return self.value(self.tree(fragment), fragment)
-        except RecursionError:
-            raise fragment.error("nested too deeply") from None
 
     def tree(self, fragment: Fragment) -> ast.expr:
         """What a fragment says in Python's syntax, one form for one meaning. Raises `ParseError`."""
@@ -394,7 +392,8 @@ def _const(node: ast.expr) -> Const | None:
 def affine(node: ast.expr, fragment: Fragment, hint: str | None = None) -> Affine:
     """The affine expression that a node of the fragment is. Raises `ParseError` at the place, with the hint that there
     is, or this one."""
-    try:
-        return affine_of_ast(node)
-    except ParseError as error:
-        raise fragment.error_at(error.line, error.column, error.message, error.hint or hint) from None
+    with fragment.within_depth():
+        try:
+            return affine_of_ast(node)
+        except ParseError as error:
+            raise fragment.error_at(error.line, error.column, error.message, error.hint or hint) from None

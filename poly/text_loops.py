@@ -262,7 +262,8 @@ def _any_of(condition: Fragment) -> tuple[tuple[Constraint, ...], ...]:
 def _all_of(node: ast.expr, condition: Fragment) -> tuple[Constraint, ...]:
     if isinstance(node, ast.Constant) and node.value is True:
         return ()
-    found = conjunction(node, affine_or_none, with_unequal=True)
+    with condition.within_depth():
+        found = conjunction(node, affine_or_none, with_unequal=True)
     if found is None:
         raise condition.node_error(node, "affine comparisons joined by `and` are expected")
     return found

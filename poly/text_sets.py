@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Final
 
 import islpy as isl
@@ -18,6 +19,8 @@ from poly.lexical import Fragment, decode, quote
 SET, PARAM = isl.dim_type.set, isl.dim_type.param
 _WORD: Final = re.compile(r"[^\W\d]\w*")
 _TIMES: Final = re.compile(r"(\d*)([^\W\d]\w*)")  # isl writes 2i
+_DEEPEST: Final = 500  # brackets in isl's words, and signs in front of one another
+_SIGNS: Final = re.compile(rf"(?:(?:-|\bnot\b)\s*){{{_DEEPEST}}}")
 _ISL_WORDS: Final = frozenset("and or not mod floor ceil min max exists implies true false".split())
 _COMPARE: Final[dict[type[ast.cmpop], str]] = {
     ast.Eq: "=", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
@@ -90,7 +93,8 @@ def read_terms(
         return None
     names = {n: f"v{d}_" for d, n in enumerate([*parameters, *iterators])}
     dropped = set(iterators).difference(kept)
-    terms = [_translate(t, condition, names) for t in _conjuncts(tree) if not _mentions(t, dropped)]
+    with condition.within_depth():
+        terms = [_translate(t, condition, names) for t in _conjuncts(tree) if not _mentions(t, dropped)]
     parts = [", ".join(names[n] for n in group) for group in (parameters, [i for i in iterators if i in kept])]
     found = isl.Set(f"[{parts[0]}] -> {{ [{parts[1]}] : {' and '.join(terms) or 'true'} }}")
     return _rename(found, parameters, [i for i in iterators if i in kept])
@@ -126,7 +130,8 @@ def _isl_text(condition: Fragment, names: Mapping[str, str]) -> str:
         tree = condition.expression()
     except ParseError:
         return _raw(condition, names)
-    return _translate(tree, condition, names)
+    with condition.within_depth():
+        return _translate(tree, condition, names)
 
 
 def _raw(condition: Fragment, names: Mapping[str, str]) -> str:
@@ -134,6 +139,8 @@ def _raw(condition: Fragment, names: Mapping[str, str]) -> str:
     text = condition.text
     if any(c in text for c in "{}"):
         raise condition.error("a condition has no braces")
+    if _nested(text) > _DEEPEST or _SIGNS.search(text):  # isl's parser would overflow the stack of the process
+        raise condition.error("nested too deeply")
     bound = {w for m in re.finditer(r"exists[^:]*:", text) for w in _WORD.findall(m[0])}
 
     def replace(match: re.Match[str]) -> str:
@@ -145,6 +152,10 @@ def _raw(condition: Fragment, names: Mapping[str, str]) -> str:
         return names[name]
 
     return _WORD.sub(replace, text).replace("==", "=")
+
+
+def _nested(text: str) -> int:
+    return max(accumulate((c == "(") - (c == ")") for c in text), default=0)
 
 
 def _known(names: Mapping[str, str]) -> str:

@@ -305,6 +305,11 @@ def _label(label: Fragment) -> tuple[str, tuple[Fragment, ...] | None]:
 
 def read_assignment(line: StatementLine, reader: BodyReader) -> tuple[Access, Expr, tuple[Access, ...]]:
     """What a statement writes, its body and its reads. Raises `ParseError`."""
+    with line.place.within_depth():
+        return _assigned(line, reader)
+
+
+def _assigned(line: StatementLine, reader: BodyReader) -> tuple[Access, Expr, tuple[Access, ...]]:
     if "reads" in line.clauses:
         for part in bracketed(line.clauses["reads"]):
             reader.reads.append(reader.listed(part.expression(), part))

@@ -125,6 +125,8 @@ def parse_edit(line: str, number: int, text: str) -> Edit | None:
         call = ast.parse(line.strip(), mode="eval").body
     except SyntaxError as error:
         raise ParseError("not an edit", text=text, line=number, column=error.offset or 0) from None
+    except (ValueError, MemoryError, RecursionError):
+        raise ParseError("nested too deeply, or not text", text=text, line=number) from None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
         raise ParseError("an edit is name(key=value, ...)", text=text, line=number)
     if call.func.id not in PRIMITIVES:
@@ -136,7 +138,7 @@ def parse_edit(line: str, number: int, text: str) -> Edit | None:
     for keyword in call.keywords:
         try:
             arguments.append((keyword.arg or "", ast.literal_eval(keyword.value)))
-        except ValueError:
+        except (ValueError, TypeError, MemoryError, RecursionError):
             raise ParseError("arguments are literals", text=text, line=number, column=keyword.col_offset) from None
     return Edit(call.func.id, tuple(arguments))
 

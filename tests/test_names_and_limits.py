@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
@@ -9,13 +10,15 @@ import numpy as np
 import pytest
 
 from poly.compiler import compile
-from poly.errors import IllegalEdit, PolyError, ScheduleError, UnsupportedError
+from poly.errors import IllegalEdit, ParseError, PolyError, ScheduleError, UnsupportedError
 from poly.expr import apply
 from poly.frontend.notation import parse
 from poly.interp import run_program
 from poly.interp_loops import run_loops
 from poly.program import Program
 from poly.scheduling.schedule import Schedule
+from poly.scheduling.schedule_text import parse_edit
+from poly.text import parse_program
 
 ONES = np.ones(9, np.float32)
 
@@ -167,6 +170,45 @@ def test_numpy_integers_are_in_the_text_as_numbers() -> None:
 def test_expressions_beyond_pythons_recursion(body: str) -> None:
     with pytest.raises(PolyError, match="nested too deeply"):
         compile(parse(f"y[i] = {body}", x=(9,)))
+
+
+SIGNS, BRACKETS = "-" * 600, "(" * 1_000_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"program p(N) where N >= {SIGNS}4\ninput x: f32[N]\noutput y: f32[N]\nS[i]: y[i] = x[i] where 0 <= i < N",
+        f"input x: f32[{SIGNS * 4}4]\noutput y: f32[4]\nS[i]: y[i] = x[i] where 0 <= i <= 3",
+        f"input x: f32[4]\noutput y: f32[4]\nS[i]: y[{SIGNS}i] = x[i] where 0 <= i <= 3",
+        f"input x: f32[4]\noutput y: f32[4]\nS[i]: y[i] = x[i] where 0 <= i < {SIGNS}3",
+        f"input x: f32[4]\noutput y: f32[4]\nS[i]: y[i] = x[i] where 0 <= i <= 3 and {BRACKETS}",
+        f"input x: f32[4]\noutput y: f32[4]\nS[i]: y[i] = x[i] where 0 <= i <= 3 and {'not ' * 1_000_000}i >= 0",
+    ],
+    ids=["sizes", "shape", "target", "condition", "brackets", "negations"],
+)
+@pytest.mark.parametrize("read", [parse, parse_program])
+def test_texts_beyond_pythons_recursion_and_isls(read: Callable[[str], Program], text: str) -> None:
+    with pytest.raises(ParseError, match="nested too deeply"):
+        read(text)
+
+
+@pytest.mark.parametrize("edit", [f"tile(sizes={{'i': {BRACKETS[:300]}", "tile(sizes={[]: 16})"])
+def test_edits_that_are_none(edit: str) -> None:
+    with pytest.raises(ParseError):
+        parse_edit(edit, 1, edit)
+
+
+@pytest.mark.parametrize(("name", "other"), [("µ", "μ"), ("ﬁ", "fi"), ("x²", "x2"), ("aᬃ", r"`\u1b03`")])
+def test_names_that_python_reads_as_others(name: str, other: str) -> None:
+    with pytest.raises(ParseError) as found:
+        parse(f"# {name}\ny[i] = 2*{name}[i]", x=(4,))
+    assert (found.value.hint, found.value.line) == (other, 2)
+
+
+def test_names_of_any_letters() -> None:
+    program = parse("input λ: f32[4]\ninput `a\\u1b03`: f32[4]\ngröße[i] = λ[i] + `a\\u1b03`[i]")
+    assert [t.name for t in program.inputs] == ["λ", "aᬃ"]
 
 
 def test_a_deep_expression_is_named_and_what_else_recurses_is_our_bug(monkeypatch: pytest.MonkeyPatch) -> None:
