@@ -24,7 +24,9 @@ from poly.scheduling.groups import bare, tensors_written
 from poly.scheduling.sums import alone, ranges_of, start_of, with_statements
 
 MOST_RESULTS = 8  # at a place: of more, an element is loaded seldom enough
-UNUSED = 1.2  # elements of the tensor between for each term of the sums behind it
+# Elements of the tensor between for each term of the sums behind it; of several windows together, whose results end
+# sooner for some remainders than for others.
+UNUSED, UNUSED_TOGETHER = 1.2, 2.0
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,7 @@ def _first(program: Program, sums: tuple[_Sums, ...]) -> First | None:
     covered = frozenset(one.statement.name for one, m in zip(sums, margins, strict=True) if m)
     between = _Between(program, sums, name, unused_name(taken, "tap"), steps, _widest(margins), covered)
     terms = sum(one.terms for one in sums)
-    if prod(between.extents[n] for n in between.loops) > UNUSED * terms:
+    if prod(between.extents[n] for n in between.loops) > (UNUSED_TOGETHER if several else UNUSED) * terms:
         return None
     changed = _changed(between)
     rated = _changed(replace(between, margins={})) if between.margins else changed

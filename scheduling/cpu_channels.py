@@ -14,7 +14,9 @@ from poly.scheduling.cpu_padding import contraction_cycles
 from poly.scheduling.joined_axes import join_axes
 
 GAIN = 0.9  # of the cycles, at most
-GAIN_TOGETHER = 0.83  # of windows of the same data beside each by itself, where the last cache is `afar` (0128)
+# Of windows of the same data beside each by itself, where the last cache is `afar`, and what a line takes on its way
+# from the first cache and back, if half of that does not hold what is between (0128).
+GAIN_TOGETHER, LINE_AWAY = 0.86, 8.0
 GAIN_AFAR = 1.15  # where the last cache is `afar`: what is between is charged from there, and stays near
 TERM = 16.0  # cycles of a vector of terms that are added up behind: loads in two lines, edges, what left the caches
 
@@ -57,9 +59,11 @@ def _pays_together(
     known = {one.sums[0]: _cycles(program, one, machine, threads) for one in alone}
     each = [_least(known.get(n), _window_cycles(program, n, machine, threads)) for n in way.sums]
     again = (len(way.sums) - 1) * program.tensor[way.data].nbytes(program.binding) / core.own[-1].rate
-    between = next(t for t in way.program.tensors if t.name == way.program.statement[way.made].write.tensor)
-    travels = between.nbytes(program.binding) * (1 - 1 / threads) / core.remote
-    return after + travels < GAIN_TOGETHER * (sum(each) - again / threads)
+    between = way.program.tensor[way.program.statement[way.made].write.tensor].nbytes(program.binding)
+    if between > core.counted_on(0):
+        after += between / core.line * LINE_AWAY / threads
+    after += between * (1 - 1 / threads) / core.remote
+    return after < GAIN_TOGETHER * (sum(each) - again / threads)
 
 
 def _least(*cycles: float | None) -> float:

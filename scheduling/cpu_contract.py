@@ -119,7 +119,7 @@ class _Key:
     update: Statement = field(compare=False)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=32)
 def _remembered(key: _Key) -> Rated | None:
     facts, lanes, update = key.facts, key.lanes, key.update
     uneven = lanes in facts.uneven
