@@ -23,6 +23,9 @@ from poly.scheduling.cpu_ways import TileSizes, Way
 
 MOST_VECTORS = 4  # side by side in a register tile
 TILES = 3  # shapes of register tiles that are rated with all blocks, besides as many others that suit what they read
+# The same on one thread where the last cache is far and the own ones hold all operands: nothing comes from afar, for
+# which tall tiles wait longer than is rated (0127).
+TILES_NEAR = 4
 EXACT = 1 - 1e-9  # sums in another order differ by less
 PANELS, ROW_BLOCKS = (1, 4, 8, 16, 64), (4, 16, 64)
 
@@ -175,14 +178,21 @@ class RatedWays(TileWork):
         liked = [shapes[k] for k in np.argsort(work + copies, kind="stable")]
         # Of a panel that costs no copy also the best of each width, but of one: a load for every multiply-add.
         first = {w: (h, w) for h, w in reversed(liked) if w > 1 and step.known}
+        tiles = self._tiles
         best = [
             (h, w)
             for n, (h, w) in enumerate(liked)
-            if n < TILES or first.get(w) == (h, w) or window_stays(h, w, window, registers)
-        ][: 2 * TILES]
+            if n < tiles or first.get(w) == (h, w) or window_stays(h, w, window, registers)
+        ][: 2 * tiles]
         full = np.array([(h, w, d) for h, w in best for d in deep], float)
         each, count, apart = self._work(step, full[:, 0], full[:, 1], full[:, 2])
         return Shapes(tuple(best), deep, each, count, apart, float(work.min()))
+
+    @cached_property
+    def _tiles(self) -> int:
+        """How many shapes of register tiles are rated with all blocks."""
+        near = sum(o.size for o in self.operands) <= self.core.counted_on(len(self.core.own) - 1)
+        return TILES_NEAR if near and self.core.afar and self.facts.threads == 1 else TILES
 
     def _grid(self, way: Way, shapes: Shapes) -> Grid:
         """The candidates of a way."""

@@ -949,6 +949,19 @@ def test_rows_of_results_are_waited_for_where_a_cores_own_caches_do_not_hold_the
     assert 0 < wide == narrow / 2 < partial
 
 
+def test_a_tile_more_is_rated_where_a_cores_own_caches_hold_all_operands() -> None:
+    """Of 128 cubed the fourth by its operations takes less time than the first three; of larger ones it is too tall."""
+
+    def height(extent: int, machine: Machine) -> int:
+        square = (extent, extent)
+        plan = contraction_plan(facts_on(poly.parse(GEMM, A=square, B=square), machine), 1)
+        assert isinstance(plan, BlockPlan)
+        return plan.strips[0].rows[0].tile
+
+    near = replace(MESH, engines=tuple(replace(e, cost={**e.cost, "afar": 0}) for e in MESH.engines))
+    assert height(128, MESH) > 9 > max(height(128, near), height(512, MESH))
+
+
 def test_a_far_cache_hides_less() -> None:
     work, moved, none = np.full(1, 100.0), np.full(1, 80.0), np.zeros(1)
     core = replace(CORE, overlap=4)
