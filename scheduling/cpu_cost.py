@@ -17,13 +17,13 @@ import numpy.typing as npt
 
 from poly.scheduling.cpu_core import TILE_CYCLES, Core
 from poly.scheduling.cpu_operand import Operand
-from poly.scheduling.cpu_reuse import BlockedNest, Boxes, Copied, Kept, Loop, Walk, boxes_of
+from poly.scheduling.cpu_reuse import BlockedNest, Boxes, Copied, Loop, Residents, Walk, boxes_of
 from poly.scheduling.cpu_shares import EDGE, FITTED_REMOTE, Numbers, Shares, shared_time
 
 # Of what pieces with pages of their own cost behind the core's caches: no prefetcher fetches them, so a core waits.
 WAITING = 0.67
 LOADING = 1 / 32  # cycles that a load costs besides its unit's: some meet in a bank, or wait in a queue
-PANELS_KEPT = (0.75, 1.0)  # of a core's own caches, as often as what is counted on: panels that are read again
+PANELS_STAY = (0.75, 1.0)  # of a core's own caches, as often as what is counted on: panels that are read again
 ASKED_IN_PART = 0.05  # of the time of what two blocks leave no room for others beside
 LEAST = 1e-3  # of a kernel's time in which something comes
 FEW = 2  # register tiles that read an operand where it lies: as often as it costs a copy to read and to write it
@@ -103,12 +103,12 @@ def _at_edges(operands: Sequence[Operand], loop: Loop, threads: int) -> float:
 
 
 class MemoryCycles(NamedTuple):
-    """Cycles of traffic by candidate: of each level before the last, the first one first (`near`), of what copies have
-    asked for (`coming`), and of all else from behind the last level (`far`), with what a core waits for pieces that
-    nothing prefetches. `bursts`: cycles of what is asked for on its way, and the share of the time in which it comes.
+    """Cycles of traffic by candidate: of each level before the last, the first one first, of what copies have asked for
+    (`coming`), and of all else from behind the last level (`far`), with what a core waits for pieces that nothing
+    prefetches. `bursts`: cycles of what is asked for on its way, and the share of the time in which it comes.
     """
 
-    near: Sequence[Numbers]
+    levels: Sequence[Numbers]
     coming: Numbers
     far: Numbers
     bursts: Sequence[tuple[Numbers, Numbers]] = ()
@@ -129,24 +129,25 @@ def cycles_of_memory(
     """
     boxes = boxes_of(core, operands, nests, extents)
     walks = [boxes.walk(k) for k in range(len(operands))]
-    room = sum((walk.touched.needed for walk in walks), np.zeros(()))
+    room = sum((walk.touched.footprint for walk in walks), np.zeros(()))
     coming = sum((walk.asked for walk in walks), np.zeros(()))
     levels: list[Numbers] = []
     bursts: list[tuple[Numbers, Numbers]] = []
     waits: Numbers = np.zeros(())
     last = len(core.caches) - 1
     for n, cache in enumerate(core.caches):
-        kept = boxes.kept(room, core.counted_on(n))
-        more = [boxes.kept(room, part * cache.capacity) for part in PANELS_KEPT] if n < last else []
+        residents = boxes.residents(room, core.counted_on(n))
+        larger = [boxes.residents(room, part * cache.capacity) for part in PANELS_STAY] if n < last else []
         total: Numbers = np.zeros(())
         for k, walk in enumerate(walks):
-            moved, own = _brought(core, n, walk, kept, more if k in panels else [])
+            moved, left = _brought(core, n, walk, residents, larger if k in panels else [])
             if n == last:
-                moved, asked, burst = _from_last(core, boxes, walk, moved, own, k in along)
+                moved, asked, burst = _from_last(core, boxes, walk, moved, left, k in along)
                 coming, bursts = coming + asked, bursts + burst
             total = total + moved * (2.0 if walk.operand.write else 1.0)
-            if 0 < n < last and walk.touched.alone.any():
-                waits = waits + np.where(own, 0.0, kept.moved(walk.touched.alone, walk.around)) * WAITING / cache.rate
+            if 0 < n < last and walk.touched.scattered.any():
+                scattered = np.where(left, 0.0, residents.moved(walk.touched.scattered, walk.around))
+                waits = waits + scattered * WAITING / cache.rate
         levels.append(total / cache.rate)
     return MemoryCycles(levels[:-1], coming, levels[-1] + waits, bursts), _copies(core, boxes, walks, len(nests))
 
@@ -158,24 +159,25 @@ def _copies(core: Core, boxes: Boxes, walks: Sequence[Walk], nests: int) -> list
 
 
 def _brought(
-    core: Core, level: int, walk: Walk, kept: Kept, more: Sequence[Kept]
+    core: Core, level: int, walk: Walk, residents: Residents, larger: Sequence[Residents]
 ) -> tuple[Numbers, npt.NDArray[np.bool_]]:
-    """Bytes of an operand that come into a level, and where its own copy has left it there; `more`: what stays there
-    part of the time, if the operand is packed.
+    """Bytes of an operand that come into a level, and where its copy has `left` it there; `larger`: what stays
+    there part of the time, if the operand is packed.
     """
-    moved = kept.moved(walk.touched.behind if level else walk.touched.near, walk.around)
-    own = np.zeros((), bool)
-    if walk.at is not None and walk.paid is not None:
-        own, size = walk.paid & kept.some & (kept.stays[0] <= walk.at), walk.operand.size
-        moved = np.where(own, 0.0 if size > core.counted_on(level) else float(size), moved)
-    if more and walk.packed.any():
-        parts = [moved, *(_brought(core, level, walk, larger, [])[0] for larger in more)]
-        moved = np.where(walk.packed, sum(parts, np.zeros(())) / len(parts), moved)
-    return moved, own
+    moved = residents.moved(walk.touched.further if level else walk.touched.first, walk.around)
+    left = np.zeros((), bool)
+    if walk.packed_at is not None and walk.at_run is not None:
+        left = walk.at_run & residents.any & (residents.outermost[0] <= walk.packed_at)
+        size = walk.operand.size
+        moved = np.where(left, 0.0 if size > core.counted_on(level) else float(size), moved)
+    if larger and walk.packed_at_run.any():
+        parts = [moved, *(_brought(core, level, walk, some, [])[0] for some in larger)]
+        moved = np.where(walk.packed_at_run, sum(parts, np.zeros(())) / len(parts), moved)
+    return moved, left
 
 
 def _from_last(
-    core: Core, boxes: Boxes, walk: Walk, moved: Numbers, own: npt.NDArray[np.bool_], along: bool
+    core: Core, boxes: Boxes, walk: Walk, moved: Numbers, left: npt.NDArray[np.bool_], along: bool
 ) -> tuple[Numbers, Numbers, list[tuple[Numbers, Numbers]]]:
     """What counts of the bytes that an operand has from behind the last level, cycles of what has been asked for, and
     its bursts.
@@ -185,11 +187,11 @@ def _from_last(
     moved = moved * held_share(core, walk.operand)
     coming = np.where(walk.asked > 0, moved, 0.0) / last.rate
     moved = np.where(walk.asked > 0, 0.0, moved)
-    if nearer and walk.known.any() and walk.operand.size > nearer[-1].capacity:
+    if nearer and walk.packed_before.any() and walk.operand.size > nearer[-1].capacity:
         bursts.append(_burst(core, boxes, walk, moved))
-        moved = np.where(walk.known, 0.0, moved)
+        moved = np.where(walk.packed_before, 0.0, moved)
     if nearer and along:
-        few = ~own & (boxes.read(walk.operand) < (FEW + 1) * prod(walk.operand.shape))
+        few = ~left & (boxes.read(walk.operand) < (FEW + 1) * prod(walk.operand.shape))
         moved = np.where(few, moved * memory_share(core, walk.operand), moved)
     return moved, coming, bursts
 
@@ -201,13 +203,13 @@ def _burst(core: Core, boxes: Boxes, walk: Walk, moved: Numbers) -> tuple[Number
     """
     *_, own, last = core.caches
     rate = own.rate if walk.operand.size <= last.capacity * core.part else last.rate
-    used = walk.touched.near[-1] * boxes.entered[-1]
-    share = np.where(walk.known, np.clip(moved / used, LEAST, 1.0), 1.0)
+    used = walk.touched.first[-1] * boxes.entered[-1]
+    share = np.where(walk.packed_before, np.clip(moved / used, LEAST, 1.0), 1.0)
     if core.afar:
         two, level = 2 * boxes.block(walk), len(core.own) - 1
         asked = np.where(two <= core.counted_on(level), 1.0, np.where(two <= own.capacity, ASKED_IN_PART, 0.0))
         share = np.maximum(share, asked)
-    return np.where(walk.known, moved, 0.0) / rate, share
+    return np.where(walk.packed_before, moved, 0.0) / rate, share
 
 
 def memory_share(core: Core, operand: Operand) -> float:
@@ -246,10 +248,10 @@ def overlapped(core: Core, work: Numbers, traffic: MemoryCycles) -> Numbers:
     while they come; for memory a core waits, as prefetchers start anew in every page.
     """
     if core.afar:
-        first = _longest(core.overlap, (work, *traffic.near[:1]))
-        cycles = _longest(max(1, core.overlap - 1), (first, *traffic.near[1:], traffic.coming))
+        first = _longest(core.overlap, (work, *traffic.levels[:1]))
+        cycles = _longest(max(1, core.overlap - 1), (first, *traffic.levels[1:], traffic.coming))
     else:
-        cycles = _longest(core.overlap, (work, *traffic.near, traffic.coming))
+        cycles = _longest(core.overlap, (work, *traffic.levels, traffic.coming))
     for burst, share in traffic.bursts:
         cycles = (1 - share) * cycles + share * _longest(core.overlap, (cycles, burst / share))
     return cycles + traffic.far

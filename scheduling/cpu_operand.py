@@ -20,15 +20,15 @@ from poly.scheduling.cpu_shares import EDGE, Numbers
 
 
 class Touched(NamedTuple):
-    """Bytes of an operand's cache lines that boxes touch: `near` as they come into the first cache, `behind` as they
-    count further out, `alone` what of these is for pieces in pages of their own; `needed`: of a cache, where they fall
-    together.
+    """Bytes of an operand's cache lines that boxes touch: `first` as they come into the first cache, `further` as they
+    count further out, `scattered` what of these is for pieces in pages of their own; `footprint`: of a cache,
+    where they fall together.
     """
 
-    near: Numbers
-    behind: Numbers
-    alone: Numbers
-    needed: Numbers
+    first: Numbers
+    further: Numbers
+    scattered: Numbers
+    footprint: Numbers
 
 
 class _Pieces(NamedTuple):
@@ -113,13 +113,13 @@ class Operand:
         lines = (length - self.element) / line + 1  # of a piece that starts anywhere
         touched = count * lines * line
         starts = np.where(count > STREAMS, count, 0.0)
-        near = touched + starts * (core.near + START * (crowd >= core.sets))
+        first = touched + starts * (core.near + START * (crowd >= core.sets))
         left = count * np.where(apart, np.maximum(length / walked, 1.0), 1.0)  # pieces as they are walked
         starts = np.where(left > STREAMS, left, 0.0)
         shared = np.where(follows, np.minimum(length / line, 1.0), 1.0)  # of a line with the box before
         start = starts * shared * np.where(far, core.page, START)
-        behind = touched * np.where(follows, length / line / lines, 1.0) + start
-        return Touched(near, behind, np.where(far, start, 0.0), touched * np.maximum(crowd / lines, 1.0))
+        further = touched * np.where(follows, length / line / lines, 1.0) + start
+        return Touched(first, further, np.where(far, start, 0.0), touched * np.maximum(crowd / lines, 1.0))
 
     def _pieces(self, core: Core, sizes: Mapping[str, Numbers]) -> _Pieces:
         """The pieces of memory that a box lies in, by its axes from the fastest on."""
@@ -165,5 +165,5 @@ def next_stays(
     """
     used = sum((o.elements(sizes) * o.element for o in operands), np.zeros(()))
     lies = level > 0 and core.afar > 0
-    following = operands[k].lines(core, sizes).needed if lies else operands[k].elements(sizes) * operands[k].element
+    following = operands[k].lines(core, sizes).footprint if lies else operands[k].elements(sizes) * operands[k].element
     return used + following <= core.caches[level].capacity

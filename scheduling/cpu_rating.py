@@ -226,9 +226,9 @@ class RatedWays(TileWork):
             vectors = grid.width * grid.lane_block
             rates = {k: self._rate(grid.way, k, grid.height, vectors) for k, _ in grid.way.packs}
             asks = {k: self.asks(grid.way, k, vectors, grid.depth) for k, _ in grid.way.packs}
-            near = {k: np.where(there, self.vector / VECTOR, 0.0) for k, there in asks.items()}
+            asked = {k: np.where(there, self.vector / VECTOR, 0.0) for k, there in asks.items()}
             way, on_way = grid.way, self.may_be_on_way
-            packed = {k: Copy(sites[site], rates[k], near[k], on_way(way, k)) for k, site in way.packs}
+            packed = {k: Copy(sites[site], rates[k], asked[k], on_way(way, k)) for k, site in way.packs}
             if self.turned and grid.way.lanes_outside:  # partial sums of a block of lanes
                 packed[len(self.operands) - 1] = Copy(sites["lanes"] - 1, np.full((), ONE_BY_ONE))
             nests.append(BlockedNest(loops, packed, len(grid.sizes)))

@@ -2,6 +2,9 @@
 
 Loops are a list from the outside in. An operand comes into a cache once for every iteration of the loops around the
 part that stays there (the reuse of Low et al., TOMS 2016, for any order of loops).
+
+A box is what one iteration of a loop of the nest does, at a depth: 0 is all of it, the last a register tile. What its
+cache lines need of a cache is its footprint; the boxes of the outermost depth that fits are the cache's residents.
 """
 
 from __future__ import annotations
@@ -38,13 +41,13 @@ class Loop:
 @dataclass(frozen=True)
 class Copy:
     """A packed operand: copied at a depth of the nest, `rate` elements a cycle; from there inwards it lies densely.
-    `near`: elements a cycle where what is copied has been asked for and is in the nearest cache, 0 where nothing is;
+    `asked_rate`: where what is copied has been asked for and is in the nearest cache, 0 where nothing is;
     `on_way`: a panel is used while it is copied.
     """
 
     depth: int
     rate: Numbers
-    near: Numbers | float = 0.0
+    asked_rate: Numbers | float = 0.0
     on_way: bool = False
 
 
@@ -67,46 +70,47 @@ class BlockedNest:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """Which boxes stay in a cache, by candidate: the depth of the outermost that does, and whether there is `some`;
+class Residents:
+    """Which boxes stay in a cache, by candidate: the depth of the `outermost` that does, and whether `any` does;
     `entered`: by depth and candidate, how often a box is.
     """
 
     entered: Numbers
-    stays: npt.NDArray[np.int_]
-    some: npt.NDArray[np.bool_]
+    outermost: npt.NDArray[np.int_]
+    any: npt.NDArray[np.bool_]
 
     def moved(self, touched: Numbers, around: Numbers) -> Numbers:
         """Bytes that come into the cache: of the boxes that stay each time these change, else everything every time."""
-        boxes = np.take_along_axis(touched * around, self.stays, 0)[0]
-        return np.where(self.some, boxes, touched[-1] * self.entered[-1])
+        boxes = np.take_along_axis(touched * around, self.outermost, 0)[0]
+        return np.where(self.any, boxes, touched[-1] * self.entered[-1])
 
 
 @dataclass(frozen=True)
 class Walk:
     """What the boxes touch of an operand, by depth and candidate, and how often each of them changes that (`around`).
 
-    `at`: the depth at which it is packed, `paid`: whether its copy is made when the kernel runs (None: never packed);
-    `copied`: such copies by nest; `asked`: cycles in which what they have asked for comes, while others go on.
+    `packed_at`: the depth at which it is packed, `at_run`: whether its copy is made when the kernel runs (both None:
+    never packed); `copied`: such copies by nest; `asked`: cycles in which what they have asked for comes, while others
+    go on.
     """
 
     operand: Operand
     touched: Touched
     around: Numbers
-    at: npt.NDArray[np.int_] | None
-    paid: npt.NDArray[np.bool_] | None
+    packed_at: npt.NDArray[np.int_] | None
+    at_run: npt.NDArray[np.bool_] | None
     copied: Mapping[int, Copied]
     asked: Numbers
 
     @property
-    def packed(self) -> npt.NDArray[np.bool_]:
+    def packed_at_run(self) -> npt.NDArray[np.bool_]:
         """By candidate whether it is packed when the kernel runs."""
-        return np.zeros((), bool) if self.paid is None else self.paid
+        return np.zeros((), bool) if self.at_run is None else self.at_run
 
     @property
-    def known(self) -> npt.NDArray[np.bool_]:
+    def packed_before(self) -> npt.NDArray[np.bool_]:
         """By candidate whether it was packed when compiling: it is asked for on its way."""
-        return np.zeros((), bool) if self.at is None or self.paid is None else ~self.paid & (self.at == 0)
+        return np.zeros((), bool) if self.at_run is None else ~self.at_run & (self.packed_at == 0)
 
 
 @dataclass(frozen=True)
@@ -121,10 +125,10 @@ class Boxes:
     sizes: Mapping[str, Numbers]
     entered: Numbers
 
-    def kept(self, needed: Numbers, capacity: float) -> Kept:
-        """What stays in a cache of so many bytes of all operands together, of which boxes need some."""
-        fits = needed <= capacity
-        return Kept(self.entered, np.argmax(fits, axis=0)[None], np.asarray(fits.any(axis=0)))
+    def residents(self, footprint: Numbers, capacity: float) -> Residents:
+        """What stays in a cache of so many bytes, by the footprint of all operands together."""
+        fits = footprint <= capacity
+        return Residents(self.entered, np.argmax(fits, axis=0)[None], np.asarray(fits.any(axis=0)))
 
     def read(self, operand: Operand) -> Numbers:
         """By candidate how many elements of an operand its register tiles read."""
@@ -132,12 +136,12 @@ class Boxes:
 
     def block(self, walk: Walk) -> Numbers:
         """By candidate the bytes of an operand in the blocks that come one after the other, none of them twice."""
-        found = np.array(np.broadcast_to(walk.touched.needed[0], self.entered.shape[1:]))
-        for nest, own in _placed(self.nests):
+        found = np.array(np.broadcast_to(walk.touched.footprint[0], self.entered.shape[1:]))
+        for nest, at in _placed(self.nests):
             first = np.ones((), bool)
             for d, loop in enumerate(nest.loops, 1):
                 if walk.operand.depends(loop.iterator):
-                    found[own] = np.where(first, walk.touched.needed[d, own], found[own])
+                    found[at] = np.where(first, walk.touched.footprint[d, at], found[at])
                 else:
                     first = first & (loop.trips < 2)
         return found
@@ -149,8 +153,8 @@ class Boxes:
             return Walk(operand, *self._touched(operand, None), None, None, {}, np.zeros(()))
         counts = [nest.count for nest in self.nests]
         at = np.repeat([_depth(nest, k) for nest in self.nests], counts)
-        paid = np.repeat([_paid(nest.copies.get(k)) for nest in self.nests], counts)
-        return Walk(operand, *self._touched(operand, at), at, paid, *self._copied(k))
+        at_run = np.repeat([_is_at_run(nest.copies.get(k)) for nest in self.nests], counts)
+        return Walk(operand, *self._touched(operand, at), at, at_run, *self._copied(k))
 
     def _touched(self, operand: Operand, at: npt.NDArray[np.int_] | None) -> tuple[Touched, Numbers]:
         """What boxes touch of an operand, dense from the depth `at` which it is packed, by depth and candidate; and
@@ -166,10 +170,10 @@ class Boxes:
         if at is None:
             return found, around
         dense, inside = operand.elements(self.sizes) * operand.element, np.arange(len(self.entered))[:, None] >= at
-        near, behind, alone, needed = found
+        first, further, scattered, footprint = found
         return Touched(
-            np.where(inside, dense, near), np.where(inside, dense, behind), np.where(inside, 0.0, alone),
-            np.where(inside, dense, needed),
+            np.where(inside, dense, first), np.where(inside, dense, further), np.where(inside, 0.0, scattered),
+            np.where(inside, dense, footprint),
         ), around  # fmt: skip
 
     def with_buffer(self, walk: Walk, k: int) -> Walk:
@@ -185,10 +189,10 @@ class Boxes:
                 between, bytes_twice = self._together[depth, at], 2 * copied[n].bytes
                 reused = prod((loop.trips for loop in nest.loops[depth + 1 :]), start=np.ones(()))
                 several = (nest.loops[depth].trips > 1) & (reused > 1)
-                near = walk.touched.needed[depth + 1, at] <= self.core.counted_on(0)
-                near &= (walk.asked[at] == 0) & (not nest.copies[k].on_way)
+                in_first = walk.touched.footprint[depth + 1, at] <= self.core.counted_on(0)
+                in_first &= (walk.asked[at] == 0) & (not nest.copies[k].on_way)
                 lost = np.where(several & (between > own.capacity), bytes_twice / own.rate, 0.0)
-                again = np.where(several & (between > first.capacity) & near, bytes_twice / first.rate, 0.0)
+                again = np.where(several & (between > first.capacity) & in_first, bytes_twice / first.rate, 0.0)
                 copied[n] = replace(copied[n], cycles=copied[n].cycles + lost + again)
         return replace(walk, copied=copied)
 
@@ -211,15 +215,15 @@ class Boxes:
         few = operand.elements(inner) * operand.element <= WALKED * pieces
         few = np.broadcast_to(few, self.entered.shape[1:])  # one for all where every subscript is from memory
         found = np.broadcast_to(pieces, few.shape).copy()
-        for nest, own in _placed(self.nests):
-            run, goes_on = found[own], few[own]
+        for nest, at in _placed(self.nests):
+            run, goes_on = found[at], few[at]
             for loop in reversed(nest.loops):
                 if operand.depends(loop.iterator):
                     stride = operand.stride(loop.iterator)
                     adjacent = stride * loop.inside == run
                     run = np.where(goes_on & adjacent, np.maximum(run, stride * loop.outside), run)
                     goes_on = goes_on & (adjacent | (loop.trips < 2))
-            found[own] = run
+            found[at] = run
         return found
 
     def _copied(self, k: int) -> tuple[dict[int, Copied], Numbers]:
@@ -228,16 +232,16 @@ class Boxes:
         """
         operand, asked = self.operands[k], np.zeros(self.entered.shape[1])
         placed = list(enumerate(_placed(self.nests)))
-        copies = [(n, nest.copies[k], at) for n, (nest, at) in placed if _paid(nest.copies.get(k))]
+        copies = [(n, nest.copies[k], at) for n, (nest, at) in placed if _is_at_run(nest.copies.get(k))]
         if not copies:
             return {}, asked
         inner = {i: np.concatenate([sizes[c.depth, at] for _, c, at in copies]) for i, sizes in self.sizes.items()}
         times = np.concatenate([self.entered[c.depth, at] for _, c, at in copies])
         rate = np.concatenate([np.broadcast_to(c.rate, at.stop - at.start) for _, c, at in copies])
-        near = np.concatenate([np.broadcast_to(c.near, at.stop - at.start) for _, c, at in copies])
-        ahead = (near > 0) & next_stays(self.core, self.operands, k, inner, self.core.asked_into)
+        asked_rate = np.concatenate([np.broadcast_to(c.asked_rate, at.stop - at.start) for _, c, at in copies])
+        ahead = (asked_rate > 0) & next_stays(self.core, self.operands, k, inner, self.core.asked_into)
         elements = operand.elements(inner) * times
-        each = _copy_cycles(self.core, operand, inner, rate, np.where(ahead, near, 0.0))
+        each = _copy_cycles(self.core, operand, inner, rate, np.where(ahead, asked_rate, 0.0))
         cycles, moved = elements * each + times * TILE_CYCLES, elements * operand.element
         lines = moved * _line_share(self.core, operand, inner)
         if self.core.afar:
@@ -262,19 +266,19 @@ def boxes_of(
     shape = (len(nests[0].loops) + 1, sum(nest.count for nest in nests))
     sizes = {i: np.full(shape, float(e)) for i, e in extents.items()}
     entered = np.ones(shape)
-    for nest, own in _placed(nests):
+    for nest, at in _placed(nests):
         for d, loop in enumerate(nest.loops, 1):
-            sizes[loop.iterator][d:, own] = loop.inside
-            entered[d, own] = entered[d - 1, own] * loop.trips
+            sizes[loop.iterator][d:, at] = loop.inside
+            entered[d, at] = entered[d - 1, at] * loop.trips
     return Boxes(core, operands, nests, sizes, entered)
 
 
 def _copy_cycles(core: Core, operand: Operand, box: Mapping[str, Numbers], rate: Numbers, ahead: Numbers) -> Numbers:
     """Cycles an element of a box's copy; `ahead`: elements a cycle of what has been asked for, 0 where nothing is."""
     touched, elements = operand.lines(core, box), operand.elements(box)
-    stays = touched.needed <= core.counted_on(0)
+    stays = touched.footprint <= core.counted_on(0)
     rate = np.where((ahead > 0) & stays, ahead, rate)
-    waiting = np.where(ahead > 0, 0.0, touched.behind / elements / _source(core, operand))
+    waiting = np.where(ahead > 0, 0.0, touched.further / elements / _source(core, operand))
     each = ((1 / rate) ** COPYING + waiting**COPYING) ** (1 / COPYING)
     first = core.caches[0]
     if core.afar:  # what is copied in pieces as it comes, into the second cache
@@ -330,7 +334,7 @@ def _depth(nest: BlockedNest, k: int) -> int:
     return nest.copies[k].depth if k in nest.copies else len(nest.loops) + 1
 
 
-def _paid(copy: Copy | None) -> bool:
+def _is_at_run(copy: Copy | None) -> bool:
     """Whether a copy is made when the kernel runs."""
     return copy is not None and not bool(np.all(copy.rate >= FREE))
 

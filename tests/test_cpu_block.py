@@ -381,10 +381,10 @@ def test_pieces_that_start_anywhere_touch_more_lines_and_meet_in_few_sets() -> N
         return operand.lines(CORE, sizes)
 
     dense, far_apart, one_set = lines(16), lines(16 * 33), lines(16 * 64)
-    assert dense.near == dense.behind == dense.needed and dense.near < 64 * (64 + 1)
-    assert 1.9 < far_apart.near / dense.near < 2 and far_apart.needed == far_apart.near
-    assert one_set.needed > 30 * far_apart.needed and one_set.near > far_apart.near
-    assert far_apart.behind > far_apart.near
+    assert dense.first == dense.further == dense.footprint and dense.first < 64 * (64 + 1)
+    assert 1.9 < far_apart.first / dense.first < 2 and far_apart.footprint == far_apart.first
+    assert one_set.footprint > 30 * far_apart.footprint and one_set.first > far_apart.first
+    assert far_apart.further > far_apart.first
 
 
 def test_rows_inside_of_a_step_fill_the_sets_that_it_leaves_out() -> None:
@@ -393,7 +393,7 @@ def test_rows_inside_of_a_step_fill_the_sets_that_it_leaves_out() -> None:
 
     def crowded(rows: int) -> float:
         touched = planes.lines(CORE, {"c": np.array(16.0), "y": np.array(float(rows)), "x": np.array(1.0)})
-        return float(touched.needed / touched.near)
+        return float(touched.footprint / touched.first)
 
     assert crowded(1) > 30 and crowded(4) == 16 and crowded(64) == 1
 
@@ -401,12 +401,12 @@ def test_rows_inside_of_a_step_fill_the_sets_that_it_leaves_out() -> None:
 def test_pieces_in_pages_of_their_own_are_waited_for() -> None:
     def alone(pages: int) -> float:
         operand = Operand("X", ({"c": 1}, {"x": 1}), (256, 4096), (4 * 4096, 4), 4)
-        return float(operand.lines(CORE, {"c": np.array(float(pages)), "x": np.array(16.0)}).alone)
+        return float(operand.lines(CORE, {"c": np.array(float(pages)), "x": np.array(16.0)}).scattered)
 
     assert alone(8) == 0 < alone(128)
     batch = Operand("X", ({"n": 1}, {"c": 1}, {"x": 1}), (4, 128, 784), (401408, 3136, 4), 4)
     sizes = {"n": np.array(1.0), "c": np.array(128.0), "x": np.array(16.0)}
-    assert float(batch.lines(CORE, sizes).alone) == 0  # one image, whatever lies between it and the next
+    assert float(batch.lines(CORE, sizes).scattered) == 0  # one image, whatever lies between it and the next
 
 
 def test_threads_meet_after_every_piece_and_copy() -> None:
@@ -463,8 +463,8 @@ def test_what_a_model_takes_from_a_description() -> None:
     assert wide.lines_kept(4096) == narrow.lines_kept(4096) == 12 and CORE.lines_kept(4096) == 8
     operand = Operand("B", ({"k": 1}, {"j": 1}), (512, 4096), (4 * 4096, 4), 4)
     pieces = {"k": np.array(512.0), "j": np.array(32.0)}
-    assert operand.lines(wide, pieces).alone < operand.lines(narrow, pieces).alone
-    assert operand.lines(wide, pieces).near > operand.lines(narrow, pieces).near
+    assert operand.lines(wide, pieces).scattered < operand.lines(narrow, pieces).scattered
+    assert operand.lines(wide, pieces).first > operand.lines(narrow, pieces).first
 
 
 def test_steps_of_less_than_whole_lines_meet_all_sets() -> None:
@@ -587,7 +587,7 @@ def test_steps_over_lines_touch_a_line_each() -> None:
     assert float(map_of.elements(sizes)) == 55 * 55
     column = Operand("X", ({"y": 512},), (1 << 20,), (4,), 4)
     assert float(column.elements(sizes)) == 28
-    assert float(column.lines(CORE, sizes).near) == 28 * 64
+    assert float(column.lines(CORE, sizes).first) == 28 * 64
 
 
 @pytest.mark.parametrize(
