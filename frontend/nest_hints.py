@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from math import isfinite
 from typing import Final
 
 from poly.expr import OPERATORS
@@ -104,7 +105,7 @@ def affine(node: ast.expr) -> str:
             return affine(inner)
         case ast.Call(func=ast.Attribute(attr="floor"), args=[ast.BinOp(op=ast.Div()) as inner]):
             return affine(inner)
-        case ast.Constant(value=float(value)):
+        case ast.Constant(value=float(value)) if isfinite(value):
             return f"an integer: {int(value)}"
         case ast.BinOp(op=ast.FloorDiv() | ast.Mod(), right=right):
             shown = f"reads may go around: x[(i + 1) % N] of N elements, writes by a local k = {ast.unparse(node)}"

@@ -274,6 +274,7 @@ def test_random_nests(text: str) -> None:
 
 REFUSED = {
     "x[i / 2] = 0.0": ("i / 2 is not affine", "i / 2"),
+    "x[1e400] = 0.0": ("1e309 is not affine", "1e400"),
     "x[y[i] + 1] = 0.0": ("a subscript is an integer, y[i] + 1 is f64", "y[i] + 1"),
     "x[y[i]] = 0.0": ("a subscript is an integer, y is f64", "y[i]"),
     "x[i + 1] = 0.0": ("x[i + 1] is outside its shape (N): S0[i=0] with N=1", "x[i + 1]"),
