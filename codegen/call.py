@@ -22,9 +22,10 @@ from poly.codegen.host import host_machine
 from poly.codegen.jit import compile_object, link
 from poly.codegen.layout import ALIGNED, PLAIN, WRITABLE, facts_hold, numpy_functions
 from poly.dtypes import Array
+from poly.settings import kept_megabytes
 
 Dtype = np.dtype[np.generic]
-_EXPORTS: Final = ("polyloom.facts", "polyloom.enter", "polyloom.call", "polyloom.dispatch")
+_EXPORTS: Final = ("polyloom.facts", "polyloom.enter", "polyloom.call", "polyloom.dispatch", "polyloom.most_kept")
 _HAS_VECTORCALL: Final = 1 << 11
 
 
@@ -146,6 +147,7 @@ def runtime() -> Runtime:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(linked))
     at = linked.addresses
     enter = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)(at["polyloom.enter"])
+    ctypes.c_int64.from_address(at["polyloom.most_kept"]).value = kept_megabytes() << 20
     if not NATIVE:
         return Runtime(enter, 0, 0)
     table = numpy_functions()

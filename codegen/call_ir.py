@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from poly.codegen import call_memory_ir as memory
 from poly.codegen.call_arrays_ir import APART_TEXT, FRESH_TEXT
 from poly.codegen.ir_text import expanded, numbers_of
 from poly.pointers import ALIGN, BEHIND, LARGE, MAPPED
@@ -40,13 +41,11 @@ CARRAY: Final = 0x1 | 0x100 | 0x400  # numpy's flags for memory that is given: C
 def call_ir() -> str:
     """The module."""
     starts = {"ALIGN": ALIGN, "BEHIND": BEHIND, "LARGE": LARGE, "LARGER": MAPPED - LARGE}
-    numbers = numbers_of({**globals(), **starts})
-    return expanded(_ENTER + _FITS + APART_TEXT + FRESH_TEXT + _CALL, numbers)
+    numbers = numbers_of({**vars(memory), **globals(), **starts})
+    return expanded(memory.KEPT_TEXT + _ENTER + _FITS + APART_TEXT + FRESH_TEXT + _CALL, numbers)
 
 
 _ENTER = """\
-declare ptr @malloc(i64)
-declare void @free(ptr)
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 
@@ -84,7 +83,7 @@ filled:
   br i1 %plain, label %run, label %buffers
 buffers:
   %bytes = add i64 %scratch, $ALIGN
-  %memory = call ptr @malloc(i64 %bytes)
+  %memory = call ptr @memory(i64 %bytes)
   %full = icmp eq ptr %memory, null
   br i1 %full, label %nomemory, label %align
 align:
@@ -127,7 +126,7 @@ ran:
   %none = icmp eq ptr %owned, null
   br i1 %none, label %end, label %release
 release:
-  call void @free(ptr %owned)
+  call void @done(ptr %owned)
   br label %end
 end:
   ret i64 %status

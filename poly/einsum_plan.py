@@ -51,7 +51,7 @@ from poly.frontend.strides import (
     strides_like,
 )
 from poly.given_arrays import overlaps_itself
-from poly.pointers import address, fresh_empty
+from poly.pointers import MAPPED, address, fresh_empty
 from poly.program import Program
 from poly.scheduling.schedule import Schedule
 from poly.settings import check_settings
@@ -129,10 +129,8 @@ class Compiled:
             and not any(np.may_share_memory(out, a) for a in arrays)
         ):
             result = out
-        elif self.strides is None:
-            result = fresh_empty(self.shape, self.dtype)
         else:
-            result = np.ndarray(self.shape, self.dtype, None, 0, self.strides)
+            result = fresh_empty(self.shape, self.dtype, self.strides)
         if self.run is None:
             result.fill(0)
         else:
@@ -253,7 +251,7 @@ def _compiled(
         order = [*(f"x{n}" for n in range(len(operands))), "out"]
         run = kernel.runner(order, values)
         if as_they_are and factor is None and len(operands) < MAX_GIVEN:
-            expected = [*(_expected(*o) for o in operands), replace(_expected(shape, changed, dtype), writable=True)]
+            expected = [*(_expected(*o) for o in operands), _expected_result(shape, changed, dtype)]
             record = partial(kernel.record, order, expected, sizes=values, release=not how.free, scalar=not shape)
     return Compiled(
         run, record, shape, dtype, changed, None if as_they_are else casts, direct, factor,
@@ -281,6 +279,12 @@ def _expected(shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: Dt
     steps = dense_strides(shape, dtype.itemsize) if strides is None else strides
     size = sum((n - 1) * s for n, s in zip(shape, steps, strict=True)) + dtype.itemsize
     return Expected(shape, dtype, size, strides)
+
+
+def _expected_result(shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: Dtype) -> Expected:
+    found = _expected(shape, strides, dtype)
+    make = partial(fresh_empty, shape, dtype, strides) if found.bytes >= MAPPED else None
+    return replace(found, writable=True, make=make)
 
 
 def _read(operand: Signature, indices: Sequence[str], dtype: Dtype, free: bool) -> tuple[Dtype | None, Dimensions]:

@@ -10,12 +10,14 @@ from typing import Final
 import numpy as np
 
 from poly.dtypes import Array
+from poly.kept_memory import forget_blocks, keep_block, kept_block
 
 ALIGN: Final = 64  # bytes: arrays that are made here, and buffers, begin at a multiple of it
 LARGE: Final = 1 << 16  # bytes from which on a result's start is chosen; numpy's own is mostly within a line
-MAPPED: Final = 1 << 25  # bytes from which on each new array is memory that the system has just cleared, so near
+MAPPED: Final = 1 << 25  # bytes from which on each new array is memory that the system clears first (malloc's limit)
 BEHIND: Final = 1 << 11  # bytes from numpy's start on, at most; half of a page, since some cores take a load for one
 # of what was just stored where the lowest 12 bits of both addresses are alike
+_BYTE: Final = np.dtype(np.uint8)
 _FIELD: Final = object.__basicsize__  # numpy's ABI: the data pointer is the first field after the object's head
 
 
@@ -67,9 +69,14 @@ def fresh_zeros(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
     return _fresh(np.zeros, shape, dtype)
 
 
-def fresh_empty(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
-    """`fresh_zeros` for a result that is written everywhere."""
-    return _fresh(np.empty, shape, dtype)
+def fresh_empty(
+    shape: tuple[int, ...], dtype: np.dtype[np.generic], strides: tuple[int, ...] | None = None
+) -> Array:
+    """`fresh_zeros` for a result that is written everywhere; `strides`: of one that is dense in another order."""
+    if strides is None:
+        return _fresh(np.empty, shape, dtype)
+    size = _size(shape, dtype)
+    return np.ndarray(shape, dtype, _fresh(np.empty, (size,), _BYTE) if size >= MAPPED else None, 0, strides)
 
 
 def _fresh(
@@ -78,10 +85,26 @@ def _fresh(
     size = _size(shape, dtype)
     if size < LARGE:
         return make(shape, dtype)
-    raw = make((size + BEHIND,), np.dtype(np.uint8))
+    raw = _mapped(make, size + BEHIND) if size >= MAPPED else make((size + BEHIND,), _BYTE)
     start = address(raw)
     start = (start + BEHIND) // ALIGN * ALIGN - start
     return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def _mapped(make: Callable[[tuple[int, ...], np.dtype[np.generic]], Array], size: int) -> Array:
+    """So many bytes, of a result that nobody holds any more where there is one."""
+    found = kept_block(size)
+    if found is not None:
+        if make is np.zeros:
+            found[...] = 0
+        return found
+    try:
+        found = make((size,), _BYTE)
+    except MemoryError:
+        forget_blocks()
+        found = make((size,), _BYTE)
+    keep_block(found)
+    return found
 
 
 def _aligned(

@@ -19,7 +19,7 @@ from poly.arguments import shown
 from poly.errors import ArgumentError, ArgumentTypeError, PolyError, SettingWarning, warn_caller
 
 T = TypeVar("T")
-MEGABYTES: Final = 512  # of the disk cache, unless set
+MEGABYTES: Final = 512  # of the disk cache, and of memory that is kept, unless set
 MOST_CORES: Final = 1024  # cores in the set of bits by which a thread is bound to one
 MOST_THREADS: Final = 1024  # of a kernel
 MOST_SPIN: Final = 10.0  # seconds: longer would be a mistake of unit
@@ -53,6 +53,11 @@ def cache_folder() -> Path | None:
 def cache_megabytes() -> int:
     """`POLYLOOM_CACHE_SIZE`."""
     return _read("CACHE_SIZE", _whole(0, _MOST_MEGABYTES), "whole megabytes, from 0 on, as 512", MEGABYTES)
+
+
+def kept_megabytes() -> int:
+    """`POLYLOOM_KEPT`."""
+    return _read("KEPT", _whole(0, _MOST_MEGABYTES), "whole megabytes, from 0 on, as 512", MEGABYTES)
 
 
 def compiling_processes() -> int:
@@ -107,8 +112,8 @@ def progress() -> Literal["auto", "on", "off"]:
 
 
 _READERS: Final[dict[str, Callable[[], object]]] = {
-    "CACHE": cache_folder, "CACHE_SIZE": cache_megabytes, "JOBS": compiling_processes, "SPIN": spin_seconds,
-    "CORES": worker_cores, "PROGRESS": progress,
+    "CACHE": cache_folder, "CACHE_SIZE": cache_megabytes, "KEPT": kept_megabytes, "JOBS": compiling_processes,
+    "SPIN": spin_seconds, "CORES": worker_cores, "PROGRESS": progress,
 }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ PROGRAM = "A[i] = 2 * x[i]"
     ("POLYLOOM_CACHE_SIZE", "2GB", "megabytes"), ("POLYLOOM_CACHE_SIZE", "-1", "megabytes"),
     ("POLYLOOM_CACHE_SIZE", "9" * 30, "megabytes"), ("POLYLOOM_CACHE_SIZE", "1.5", "megabytes"),
     ("POLYLOOM_JOBS", "two", "number of processes"), ("POLYLOOM_JOBS", "0", "from 1 to"),
-    ("POLYLOOM_JOBS", "²", "from 1"),
+    ("POLYLOOM_JOBS", "²", "from 1"), ("POLYLOOM_KEPT", "1e3", "megabytes"),
     ("POLYLOOM_SPIN", "soon", "microseconds"), ("POLYLOOM_SPIN", "-3", "microseconds"),
     ("POLYLOOM_SPIN", "nan", "microseconds"), ("POLYLOOM_SPIN", "1e300", "microseconds"),
     ("POLYLOOM_CORES", "1;2", "0,2,4-7"), ("POLYLOOM_CORES", "5-2", "0,2,4-7"), ("POLYLOOM_CORES", "0-", "0,2,4-7"),
@@ -49,6 +49,7 @@ def test_what_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     core = min(os.sched_getaffinity(0))
     for name, text, read, value in (
         ("CACHE_SIZE", "7", settings.cache_megabytes, 7), ("CACHE_SIZE", "", settings.cache_megabytes, 512),
+        ("KEPT", "0", settings.kept_megabytes, 0), ("KEPT", "", settings.kept_megabytes, 512),
         ("JOBS", " 3 ", settings.compiling_processes, 3), ("SPIN", "8", settings.spin_seconds, 8e-6),
         ("SPIN", "", settings.spin_seconds, None), ("CORES", "any", settings.worker_cores, ()),
         ("CORES", f"{core}, {core}-{core}", settings.worker_cores, (core, core)),
