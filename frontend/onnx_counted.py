@@ -8,6 +8,7 @@ trips that are left when there are enough of them change nothing, so that a core
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Final
 
@@ -94,21 +95,12 @@ def _kept(b: Notation, corners: Value, keys: Value, most: int) -> tuple[Value, V
     def own(name: str, dtype: str) -> Value:
         return b.temporary(name, (*lead, trips), dtype)
 
-    key, place, block, following, slot = (own(name, "i64") for name in ("key", "place", "block", "following", "slot"))
+    slot = own("slot", "i64")
     side = [own(f"side{k}", "f32") for k in range(5)]
-    go, take, over = own("go", "bool"), own("take", "bool"), own("over", "i32")
+    take, over = own("take", "bool"), own("over", "i32")
     at = (_B, _C, _S)
     with b.loop({**rows, "s": trips}):
-        b.reduce(key, {}, {"k": blocks}, greatest[_B, _C, var("k")], "max", index=at, suffix="_key")
-        left = fn("and", fn("gt", key[at], LEAST), fn("lt", counts[_B, _C], most))
-        b.assign(go, {}, left, at, suffix="_go")
-        b.assign(place, {}, fn("select", go[at], place_of(key[at]), 0), at, suffix="_place")
-        b.assign(block, {}, fn("shift_right", place[at], size.bit_length() - 1), at, suffix="_block")
-        other = keys.take(_B, _C, block[at], var("j"))
-        value = fn("select", fn("lt", other, key[at]), other, LEAST)
-        b.reduce(following, {}, {"j": size}, value, "max", index=at, suffix="_following")
-        there = (_B, _C, block[at])
-        b.assign(greatest, {}, fn("select", go[at], following[at], greatest.take(*there)), there, suffix="_next")
+        go, place = _next_place(b, keys, greatest, fn("lt", counts[_B, _C], most), own)
         for k, own_side in enumerate(side):
             b.assign(own_side, {}, corners.take(_B, k, place[at]), at, suffix="_side")
         hit = _overlap(b, [v[at] for v in side], [sides[_B, _C, k, var("k")] for k in range(5)])
@@ -123,6 +115,25 @@ def _kept(b: Notation, corners: Value, keys: Value, most: int) -> tuple[Value, V
         one = fn("select", take[at], literal(1).cast("i64"), literal(0).cast("i64"))
         b.assign(counts, {}, one, (_B, _C), suffix="_count", combiner="+")
     return kept, counts
+
+
+def _next_place(
+    b: Notation, keys: Value, greatest: Value, wanted: Term, own: Callable[[str, str], Value]
+) -> tuple[Value, Value]:
+    """In each trip whether a box is left that is `wanted`, and its place; its key is taken out of the greatest ones."""
+    _, _, blocks, size = keys.shape
+    key, place, block, following = (own(name, "i64") for name in ("key", "place", "block", "following"))
+    go, at = own("go", "bool"), (_B, _C, _S)
+    b.reduce(key, {}, {"k": blocks}, greatest[_B, _C, var("k")], "max", index=at, suffix="_key")
+    b.assign(go, {}, fn("and", fn("gt", key[at], LEAST), wanted), at, suffix="_go")
+    b.assign(place, {}, fn("select", go[at], place_of(key[at]), 0), at, suffix="_place")
+    b.assign(block, {}, fn("shift_right", place[at], size.bit_length() - 1), at, suffix="_block")
+    other = keys.take(_B, _C, block[at], var("j"))
+    value = fn("select", fn("lt", other, key[at]), other, LEAST)
+    b.reduce(following, {}, {"j": size}, value, "max", index=at, suffix="_following")
+    there = (_B, _C, block[at])
+    b.assign(greatest, {}, fn("select", go[at], following[at], greatest.take(*there)), there, suffix="_next")
+    return go, place
 
 
 def _overlap(b: Notation, one: list[Term], other: list[Term]) -> Term:

@@ -8,6 +8,7 @@ unions of these. Any other takes anything.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -39,19 +40,12 @@ def checks_kinds(
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        parameters = signature(function)
-        kinds = {n: (p.annotation, fits(p.annotation, classes)) for n, p in parameters.parameters.items()
-                 if isinstance(p.annotation, str)}  # fmt: skip
-        takes = parameters.parameters.values()
-        named = {p.name: kinds[p.name][1] if p.name in kinds else _anything for p in takes if p.kind not in _MANY}
-        tests = tuple(named.values())
-        more, other = (
-            next((kinds[p.name][1] for p in takes if p.kind is many and p.name in kinds), _anything) for many in _MANY
-        )
+        kinds = _Kinds.of(function, classes)
+        named, tests, more, other = kinds.named, tuple(kinds.named.values()), kinds.more, kinds.other
 
         def refuse(args: tuple[object, ...], keywords: Mapping[str, object]) -> None:
-            given = _bound(function.__name__, parameters, args, keywords, hint)
-            wrong = _first_wrong(given, parameters.parameters, kinds)
+            given = _bound(function.__name__, kinds.parameters, args, keywords, hint)
+            wrong = _first_wrong(given, kinds.parameters.parameters, kinds.written)
             if wrong is not None:
                 raise error(f"{function.__name__}: {wrong[0]}", hint=hint or wrong[1])
 
@@ -69,12 +63,35 @@ def checks_kinds(
             try:
                 return function(*args, **kwargs)
             except TypeError:
-                _bound(function.__name__, parameters, args, kwargs, hint)
+                _bound(function.__name__, kinds.parameters, args, kwargs, hint)
                 raise
 
         return call
 
     return decorate
+
+
+@dataclass(frozen=True)
+class _Kinds:
+    """What a function's annotations say of its arguments. `written`: annotations that are text, with their tests;
+    `named`: the tests of its parameters, in order; `more`, `other`: of further ones, by position and by name.
+    """
+
+    parameters: Signature
+    written: Mapping[str, tuple[str, Fits]]
+    named: Mapping[str, Fits]
+    more: Fits
+    other: Fits
+
+    @classmethod
+    def of(cls, function: Callable[..., object], classes: Sequence[str]) -> _Kinds:
+        parameters = signature(function)
+        takes = parameters.parameters.values()
+        written = {p.name: (p.annotation, fits(p.annotation, classes)) for p in takes if isinstance(p.annotation, str)}
+        tests = {p.name: written[p.name][1] if p.name in written else _anything for p in takes}
+        named = {p.name: tests[p.name] for p in takes if p.kind not in _MANY}
+        more, other = (next((tests[p.name] for p in takes if p.kind is many), _anything) for many in _MANY)
+        return cls(parameters, written, named, more, other)
 
 
 def knows_arguments(name: str = "", hint: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from poly.errors import FallbackWarning, PolyError, SettingWarning
 
@@ -87,8 +87,17 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"polyloom {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    run = commands.add_parser("run", help="compile and run a model, a program or an einsum", epilog=_EXAMPLES,
-                              formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    for add_command in (_add_run, _add_show, _add_check, _add_demo, _add_machines):
+        add_command(commands.add_parser)
+    return parser
+
+
+_Add: TypeAlias = Callable[..., argparse.ArgumentParser]
+
+
+def _add_run(add: _Add) -> None:
+    run = add("run", help="compile and run a model, a program or an einsum", epilog=_EXAMPLES,
+              formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     _add_what(run)
     run.add_argument("--input", action="append", default=[], metavar="[NAME=]FILE.npy",
                      help="an input's array; without a name in the order of the inputs; else random")  # fmt: skip
@@ -98,8 +107,11 @@ def _parser() -> argparse.ArgumentParser:
                      help="measure N plans of each contraction, and keep the fastest on disk")  # fmt: skip
     run.add_argument("--save", metavar="OUT.npz", help="write the outputs")
     run.set_defaults(run=_run)
-    show = commands.add_parser("show", help="print a level of what is made", epilog=_EXAMPLES,
-                               formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+
+
+def _add_show(add: _Add) -> None:
+    show = add("show", help="print a level of what is made", epilog=_EXAMPLES,
+               formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     _add_what(show)
     show.set_defaults(target=None)
     levels = ("program", "schedule", "loops", "ir", "asm", "stream", "explain")
@@ -107,22 +119,30 @@ def _parser() -> argparse.ArgumentParser:
                       help="which level (default program); stream needs an accelerator (default s16)")  # fmt: skip
     show.add_argument("--group", type=int, metavar="N", help="the group of a model that is shown")
     show.set_defaults(run=_show)
-    check = commands.add_parser("check", help="coverage, memory and work of a model, before anything is compiled",
-                                epilog=_CHECK, formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+
+
+def _add_check(add: _Add) -> None:
+    check = add("check", help="coverage, memory and work of a model, before anything is compiled",
+                epilog=_CHECK, formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     check.add_argument("what", metavar="MODEL.onnx")
     _add_bindings(check)
     check.add_argument("--shape", action="append", default=[], metavar="NAME=1,3,224,224", help="an input's shape")
     check.add_argument("--json", action="store_true", help="the report as JSON")
     check.add_argument("--strict", action="store_true", help="nodes left to the reference evaluator are a failure too")
     check.set_defaults(run=_check)
-    demo = commands.add_parser("demo", help="compile an einsum and a network for CPU and accelerator, and check both")
+
+
+def _add_demo(add: _Add) -> None:
+    demo = add("demo", help="compile an einsum and a network for CPU and accelerator, and check both")
     demo.add_argument("--threads", type=_positive, default=None, help="for the CPU (default: all cores)")
     demo.add_argument("--target", default="s16", metavar="PROFILE", help="the accelerator (default s16)")
     demo.set_defaults(run=_demo)
-    machines = commands.add_parser("machines", help="list the targets, or print one")
+
+
+def _add_machines(add: _Add) -> None:
+    machines = add("machines", help="list the targets, or print one")
     machines.add_argument("target", metavar="NAME", nargs="?", help="the one to print")
     machines.set_defaults(run=_machines)
-    return parser
 
 
 def _add_bindings(parser: argparse.ArgumentParser) -> None:
