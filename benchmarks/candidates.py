@@ -12,10 +12,11 @@ import numpy.typing as npt
 
 from benchmarks.cases import Case
 from benchmarks.graphs import model_of
-from poly.codegen.kernel import Code, Kernel
+from poly.codegen.kernel import Code, Kernel, Origin
 from poly.compiler import constant_kernel
 from poly.dtypes import numpy_dtype
 from poly.machine import Machine
+from poly.pointers import aligned_zeros
 from poly.prepared import Prepared
 from poly.program import Program, Tensor
 from poly.scheduling.cpu_candidates import Candidate, candidates_of
@@ -49,7 +50,9 @@ class Nest:
 
         def made(t: Tensor) -> Array:
             shape = t.extents(sizes)
-            return np.empty(shape, numpy_dtype(t.dtype)) if t.is_output else _values(random, shape, t.dtype)
+            if t.is_output:  # at a line, as results of kernels do: elsewhere nothing goes past the caches
+                return aligned_zeros(shape, numpy_dtype(t.dtype))
+            return _values(random, shape, t.dtype)
 
         return {t.name: made(t) for t in self.program.tensors if t.is_output or t.role in ("input", "constant")}
 
@@ -60,9 +63,11 @@ class Nest:
         shapes = {t.name: t.extents(candidate.program.binding) for t in candidate.program.with_role("constant")}
         given = {n: np.reshape(a, shapes[n]) for n, a in constants.items()}
         compute = constant_kernel(made, self.machine, THREADS)
+        origin = Origin(self.program, lambda: made.schedule, made.refused)  # says that results need not be cleared
         return Kernel(
             made.split.after, self.machine, self.program.inputs, self.program.outputs, given, THREADS,
-            stored=compute(given) if compute is not None else {}, code=Code(made.after),
+            stored=compute(given) if compute is not None else {}, origin=origin,
+            code=Code(made.after),
         )  # fmt: skip
 
 

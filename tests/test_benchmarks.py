@@ -136,6 +136,8 @@ def test_choices_are_measured_against_other_plans(monkeypatch: pytest.MonkeyPatc
     assert not listed[0].plans and len(listed) == 6
     context = TuningContext(Tuning(), machine, THREADS)
     made = different(listed, context.made(listed, 1e6, lambda _done, _all: None))
+    assert not nest.kernel(made[0].candidate, made[0].made, {}).partial  # results are not cleared in every call
+    assert nest.arrays()["out"].ctypes.data % machine.line == 0
     assert Trials(nest).found(made[:1], 6, 1.0) is None  # nothing to choose from
     found = Trials(nest).found(made, 6, 1.0)
     assert found is not None and len(found.candidates) == len(made) > 2 and found.candidates[0].plan == "()"
