@@ -4,9 +4,10 @@ The largest operand is touched by every loop but one with few iterations, so its
 Contiguous along a reduction loop: lanes there, with partial results (`rfactor`) in as many registers as hide the
 latency of an operation; several rows at once where these share an operand, but not from a core's own cache (0068); what
 comes from the last cache, and where vectors are lines from memory, is asked for ahead (docs/decisions/0015, 0044,
-0057); a few vectors are multiplied by each row while it is in registers (0019). Contiguous along a parallel loop:
-lanes there, several rows of the operand at once on a strip of the result that stays in the nearest cache, so that rows
-are read along their length, which are asked for ahead where they come from far.
+0057); a few vectors are multiplied by each row while it is in registers (0019), unless lanes along them take less
+(0132). Contiguous along a parallel loop: lanes there, several rows of the operand at once on a strip of the result that
+stays in the nearest cache, so that rows are read along their length, which are asked for ahead where they come from
+far.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from poly.scheduling.cpu_facts import (
     step_along,
     widest_element,
 )
+from poly.scheduling.cpu_few_vectors import few_as_lanes
 from poly.scheduling.cpu_reduce_plan import Folded, Spread, Summed, axis_along, size_of
 from poly.scheduling.groups import Group
 
@@ -75,6 +77,8 @@ def reduction_of(program: Program, group: Group, machine: Machine, threads: int 
     if not _has_lanes(found, turned, everything=not {*axes} & long.keys()):
         return None
     plan = (None if again else _plan_spread(found)) if lanes in axes else _folded(found, turned, again)
+    if isinstance(plan, Folded) and few_as_lanes(found, plan, large):
+        return None
     start = _start(found, group, plan) if plan is not None else ""
     if plan is None or not start:
         return plan

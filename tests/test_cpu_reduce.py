@@ -28,6 +28,9 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 CACHES = {1: 32 << 10, 2: 512 << 10, 3: 32 << 20}
 AVX2 = machine_of_features("x86-64", ("avx", "avx2", "fma", "f16c"), "x86_64-unknown-linux-gnu", CACHES, 2, 3000)
 AVX512 = machine_of_features("x86-64-v4", ("avx512f", "avx512vl"), "x86_64-unknown-linux-gnu", CACHES, 2, 3000)
+TILES = ("avx512f", "avx512vl", "avx512fp16", "amx-tile")
+LARGE = {1: 48 << 10, 2: 2 << 20, 3: 480 << 20}
+MESH, PLAIN = (machine_of_features("x", f, "x86_64-unknown-linux-gnu", LARGE, 2, 3000) for f in (TILES, TILES[:2]))
 
 
 def plan_of(program: Program, threads: int = 1) -> Folded | Spread | None:
@@ -159,6 +162,27 @@ def test_a_few_vectors_use_every_row_in_one_tile(vectors: int, height: int) -> N
     if found is not None:
         assert isinstance(found, Folded)
         assert (found.again, found.rows, found.height, found.width) == ("i", "k", height, 1)
+
+
+FEW = [  # equation, shapes, whether lanes run along the matrix where the last cache is far
+    ("ij,kj->ik", [(800, 128), (10, 128)], False),  # lanes added up for few steps
+    ("ij,kj->ki", [(2000, 64), (6, 64)], False),
+    ("dcba,bea->cde", [(25, 32, 56, 32), (56, 14, 32)], False),  # the few are more than the first cache
+    ("ij,kj->ik", [(800, 1792), (6, 1792)], True),
+    ("ij,kj->ik", [(300, 512), (4, 512)], True),
+    ("ij,kj->ik", [(5, 1000), (4, 1000)], True),  # too few rows to hide the latency of a multiply-add
+    ("aij,akj->ika", [(70, 40, 64), (70, 8, 64)], True),  # a target with neither of them last
+]
+
+
+@pytest.mark.parametrize(("spec", "shapes", "along_rows"), FEW)
+def test_a_few_vectors_are_lanes_where_that_is_sooner(
+    spec: str, shapes: list[tuple[int, ...]], along_rows: bool
+) -> None:
+    program = einsum(spec, *shapes)
+    (group,) = groups_of(program)
+    assert isinstance(reduction_of(program, group, MESH), Folded) == along_rows
+    assert isinstance(reduction_of(program, group, AVX512), Folded)
 
 
 def test_a_constant_is_packed_for_lanes_along_the_target() -> None:
@@ -449,11 +473,6 @@ def test_a_strip_is_a_whole_row_where_threads_share_another_loop(text: str, stri
     program = poly.parse(text, X=(2, 1024, 4096) if "p" in text else (1024, 4096))
     plan = reduction_of(program, groups_of(program)[0], AVX512, 2)
     assert isinstance(plan, Spread) and min(plan.strip, 4096) == strip
-
-
-TILES = ("avx512f", "avx512vl", "avx512fp16", "amx-tile")
-LARGE = {1: 48 << 10, 2: 2 << 20, 3: 480 << 20}
-MESH, PLAIN = (machine_of_features("x", f, "x86_64-unknown-linux-gnu", LARGE, 2, 3000) for f in (TILES, TILES[:2]))
 
 
 @pytest.mark.parametrize(
