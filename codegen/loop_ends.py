@@ -58,7 +58,7 @@ class Ends(NamedTuple):
 def ends_of(indices: Indices, node: For) -> Ends:
     """The ends of a loop at the current place, without bounds that others make superfluous."""
     lower = _extreme(indices, node.lower, node.variable, 1)
-    upper = _extreme(indices, node.upper, node.variable, -1)
+    upper = _extreme(indices, node.stops, node.variable, -1)
     return Ends(lower, upper, node.step, _trips(lower, upper, node.step))
 
 

@@ -30,9 +30,9 @@ class RegisterWrites:
             case Compute(write=write):
                 indices = [i for i in write.index if isinstance(i, Affine)]
                 return _names_of(indices) if self.in_registers(write.tensor) else None
-            case For(variable, lower, upper, body):
+            case For(variable, lower, _, body):
                 inner = self._any(body)
-                return None if inner is None else (inner - {variable}) | _names_of((*lower, *upper))
+                return None if inner is None else (inner - {variable}) | _names_of((*lower, *node.stops))
             case If(any_of, body):
                 inner = self._any(body)
                 return None if inner is None else inner | _names_of([c.expr for piece in any_of for c in piece])

@@ -1,4 +1,6 @@
-"""Rows of the operator table that keep a state over the steps of a sequence: LinearAttention."""
+"""Rows of the operator table that attend: Attention where each step sees those before it, LinearAttention, which keeps
+a state over the steps of a sequence.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,11 @@ from typing import Final
 
 import numpy as np
 
-from poly.affine import Affine, var
+from poly.affine import Affine, Constraint, var
 from poly.frontend.onnx_notation import Notation, Row
-from poly.frontend.onnx_terms import Term, Value, fn
+from poly.frontend.onnx_terms import Term, Value, fn, index_value
 
-_N, _H, _Q, _S, _D, _M = (var(name) for name in ("n", "h", "q", "s", "d", "m"))
+_N, _H, _Q, _S, _D, _M, _T = (var(name) for name in ("n", "h", "q", "s", "d", "m", "t"))
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,51 @@ def _corrected(b: Notation, i: _Inputs, beta: Value, own: Term, key: Term, kept:
     return fresh[_S, _N, _H, _M]
 
 
+def attention(b: Notation) -> None:
+    """softmax(scale * query . key) . value, of the keys up to the query's own step.
+
+    Of what comes later the weights are 0: whether it is read is left open (`optional`). All other forms are a function
+    (`poly.frontend.onnx_attention_function`).
+    """
+    query, key, value = b.input(0), b.input(1), b.input(2)
+    b.supported(_is_plain(b, query, key, value), "a function is not a row")
+    batch, heads, steps, width = query.shape
+    total, depth = key.shape[2], value.shape[3]
+    y = b.output((batch, heads, steps, depth), "f32")
+    scaled = b.temporary("scaled", query.shape, "f32")
+    own = {"n": batch, "h": heads, "s": steps}
+    scale = b.float_attribute("scale", float(1 / np.sqrt(width)))
+    b.assign(scaled, {**own, "d": width}, query[_N, _H, _S, _D] * scale, suffix="_scaled")
+    keys, later = {"t": total}, [Constraint(_T - _S - 1)]
+    rows, square = query.shape[:3], (*query.shape[:3], total)
+    scores, seen, exps, weights = (b.temporary(n, square, "f32") for n in ("scores", "seen", "exp", "weights"))
+    largest, sums, inverse = (b.temporary(n, rows, "f32") for n in ("max", "sum", "inverse"))
+    b.reduce(scores, {**own, **keys}, {"d": width}, scaled[_N, _H, _S, _D] * key[_N, _H, _T, _D], suffix="_scores")
+    row, at = (_N, _H, _S), (_N, _H, _S, _T)
+    before = fn("le", index_value(_T), index_value(_S))
+    b.assign(seen, {**own, **keys}, fn("select", before, scores[at], -np.inf), suffix="_seen")
+    b.reduce(largest, own, keys, seen[at], "max", suffix="_max", optional=later)
+    b.assign(exps, {**own, **keys}, fn("exp", seen[at] - largest[row]), suffix="_exp")
+    b.reduce(sums, own, keys, exps[at], suffix="_sum", optional=later)
+    b.assign(inverse, own, 1.0 / sums[row], suffix="_inverse")
+    b.assign(weights, {**own, **keys}, exps[at] * inverse[row], suffix="_weights")
+    found = weights[at] * value[_N, _H, _T, _M]
+    b.reduce(y, {**own, "m": depth}, keys, found, optional=later)
+
+
+def _is_plain(b: Notation, query: Value, key: Value, value: Value) -> bool:
+    """Whether all that masks keys is that they come later, and queries have keys of their own."""
+    if b.int_attribute("is_causal", 0) != 1 or any(b.optional(k) is not None for k in range(3, 7)):
+        return False
+    if any(b.wants(k) for k in range(1, 4)) or b.float_attribute("softcap", 0.0):
+        return False
+    if any(b.int_attribute(f"{side}_window_size", -1) != -1 for side in ("left", "right")):
+        return False
+    fits = all(v.rank == 4 and v.dtype == "f32" and v.size for v in (query, key, value))
+    return fits and query.shape[:2] == key.shape[:2] == value.shape[:2] and key.shape[2] == value.shape[2]
+
+
 ROWS: Final[dict[str, Row]] = {
+    "Attention": attention,
     "LinearAttention": linear_attention,
 }

@@ -37,7 +37,7 @@ from poly.frontend.onnx_terms import (
     stored,
     sum_dtype,
 )
-from poly.program import Access, PathStep, ReadIndex, Statement, Tensor, box_domain, default_path
+from poly.program import Access, OptionalTerms, PathStep, ReadIndex, Statement, Tensor, box_domain, default_path
 
 CONTRIB: Final = "com.microsoft"  # ONNX Runtime's own domain
 Attribute = int | float | str | Array | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | bytes | None
@@ -256,6 +256,7 @@ class Notation:
         suffix: str = "",
         combiner: str | None = None,
         where: Sequence[Constraint] = (),
+        optional: Sequence[Constraint] = (),
     ) -> None:
         """The statement `target[index] = value` (or `combiner=`) over the box 0 <= iterator < extent, cut by `where`.
 
@@ -275,6 +276,7 @@ class Notation:
             name, tuple(ranges), domain, Access(target.name, subscripts), (*term.reads, *extra), term.body,
             None if combiner is None else COMBINERS[combiner],
             path=self._path(tuple(ranges)),
+            optional=OptionalTerms(tuple(ranges), domain, tuple(optional)) if optional else None,
         )  # fmt: skip
         self._check(statement, target, ranges, cut=bool(where))
         self.statements.append(statement)
@@ -309,6 +311,7 @@ class Notation:
         index: Sequence[Index] | None = None,
         start: Term | None = None,
         suffix: str = "",
+        optional: Sequence[Constraint] = (),
     ) -> None:
         """`target[index] combiner= value` over ranges and `over`, begun from `start` or the combiner's identity.
 
@@ -324,12 +327,15 @@ class Notation:
                 case _:
                     wide = value.cast(kind)
             first = None if start is None else start.cast(kind)
-            self.reduce(total, ranges, over, wide, combiner, index=subscripts, start=first, suffix=f"{suffix}_{kind}")
+            wider = f"{suffix}_{kind}"
+            self.reduce(
+                total, ranges, over, wide, combiner, index=subscripts, start=first, suffix=wider, optional=optional
+            )
             self.assign(target, ranges, total[subscripts].cast(target.dtype), subscripts, suffix=suffix)
             return
         first = Term(COMBINERS[combiner].identity(target.dtype)) if start is None else start
         self.assign(target, ranges, first, subscripts, suffix=f"{suffix}_init")
-        self.assign(target, {**ranges, **over}, value, subscripts, suffix=suffix, combiner=combiner)
+        self.assign(target, {**ranges, **over}, value, subscripts, suffix=suffix, combiner=combiner, optional=optional)
 
     def map(self, function: Callable[..., Term], *inputs: Value, dtype: str | None = None, position: int = 0) -> Value:
         """An elementwise output with numpy broadcasting of its inputs."""

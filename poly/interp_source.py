@@ -171,14 +171,14 @@ class _Writer:
         self.nodes(node.body, replace(inner, lanes=lanes, lane=lane, blocks=inner.blocks - 1))
 
     def span(self, node: For, scope: _Scope) -> str:
-        lower, upper = ([scope.affine(e) for e in bounds] for bounds in (node.lower, node.upper))
+        lower, upper = ([scope.affine(e) for e in bounds] for bounds in (node.lower, node.stops))
         start = lower[0] if len(lower) == 1 else f"max({', '.join(lower)})"
         stop = upper[0] if len(upper) == 1 else f"min({', '.join(upper)})"
         return f"range({start}, {stop}, {node.step})"
 
     def depends(self, node: For, scope: _Scope) -> bool:
         """Whether the bounds differ from lane to lane."""
-        found = {n for e in (*node.lower, *node.upper) for n in e.substitute(scope.variables).names}
+        found = {n for e in (*node.lower, *node.stops) for n in e.substitute(scope.variables).names}
         return bool(found & set(scope.lane))
 
     def condition(self, any_of: Sequence[Sequence[Constraint]], body: Sequence[Node], scope: _Scope) -> None:

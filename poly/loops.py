@@ -17,6 +17,8 @@ A parallel loop may name the parallel one behind it (`nowait`): threads need not
 A serial loop may name a statement right inside of it (`leaves`) that writes a bool, or one for each lane of a vector
 loop: after an iteration in which all are false no other one has an effect, and the loop may end
 (`poly.scheduling.leaving`).
+A serial loop may have `ends`: from the least of these on its iterations have no effect that counts, and are left out
+(`poly.scheduling.shortening`).
 """
 
 from __future__ import annotations
@@ -75,6 +77,12 @@ class For:
     asks: tuple[Access, ...] = ()
     nowait: str | None = None
     leaves: str | None = None
+    ends: tuple[Affine, ...] = ()
+
+    @property
+    def stops(self) -> tuple[Affine, ...]:
+        """What the loop runs below: the least of its upper bounds and its ends."""
+        return (*self.upper, *self.ends)
 
     @cached_property
     def one_by_one(self) -> str:

@@ -196,7 +196,7 @@ def _sections(text: str) -> tuple[list[str], list[str], list[str]]:
 
 _FOR: Final = re.compile(
     r"for (?P<loop>.+?)(?P<kind> (?:parallel|vector|unroll|unit))?(?: nontemporal)?(?: ahead \(.+\))?(?: asks \(.+\))?"
-    r"(?: next \(.+\))?(?: nowait \S+)?(?: leaves \S+)?(?P<engine> on .+)?:$"
+    r"(?: next \(.+\))?(?: nowait \S+)?(?: leaves \S+)?(?: ends [^:]+?)?(?P<engine> on .+)?:$"
 )
 
 

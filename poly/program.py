@@ -202,6 +202,17 @@ class External:
 
 
 @dataclass(frozen=True)
+class OptionalTerms:
+    """Terms of a reduction that may be left out, where that is faster: the instances of `domain` that satisfy all
+    `conditions`. Said of a statement over just that domain: an edit that gives it another one takes it back.
+    """
+
+    iterators: tuple[str, ...]
+    domain: isl.Set
+    conditions: tuple[Constraint, ...]
+
+
+@dataclass(frozen=True)
 class Statement:
     """See the module text. `combiner` None: assignment. `reorder` False: the reduction keeps its order.
 
@@ -211,7 +222,7 @@ class Statement:
     subscripts. `partial`: for a statement that clears (without combiner) or merges (with it) partial results of a
     reduction, that reduction's statement in the source program. `tile_rank`: of a copy, a recomputation or a statement
     of partial results, how many iterators name the tile; they come first. `written_at`: the file and line that it
-    was read from, where that is known.
+    was read from, where that is known. `optional`: terms of a reduction that may be left out.
     """
 
     name: str
@@ -229,6 +240,7 @@ class Statement:
     tile_rank: int = 0
     external: External | None = None
     partial: str = ""
+    optional: OptionalTerms | None = None
     written_at: str = field(default="", compare=False)
 
     @cached_property
@@ -245,6 +257,15 @@ class Statement:
     def __getstate__(self) -> dict[str, object]:
         """Without what is derived, and where it was read."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "written_at"}
+
+    @cached_property
+    def spare(self) -> tuple[Constraint, ...]:
+        """The conditions of the terms that may be left out; () where there are none (see `OptionalTerms`)."""
+        said = self.optional
+        if said is None or self.combiner is None or said.iterators != self.iterators:
+            return ()
+        same = said.domain.reset_tuple_id().plain_is_equal(self.domain.reset_tuple_id())
+        return said.conditions if same else ()
 
     @property
     def source_name(self) -> str:
@@ -423,6 +444,10 @@ def _verify_statement(s: Statement, tensors: Mapping[str, Tensor], parameters: f
         raise PolyError("a write has no guard", where=where, hint="constrain the domain instead")
     if s.external is not None:
         return
+    for condition in s.spare:
+        if not condition.expr.names <= known:
+            unknown = sorted(condition.expr.names - known)
+            raise PolyError(f"unknown index {unknown} in what is optional", where=where)
     for position in reads_of(s.body):
         if position >= len(s.reads):
             raise PolyError(f"body uses read {position}, there are {len(s.reads)}", where=where)

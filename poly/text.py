@@ -9,9 +9,9 @@
         S[t, i]: B[i] = A[i - 1] + A[i + 1] where 0 <= t < T and 1 <= i < N - 1
 
 A statement's place in the order is where it stands; `for t:` opens a loop that its statements share. Clauses after the
-body: `where` (the domain), `ordered` (reorder=False), `exact` (contract=False), `origin S`, `copies A`, `tile 2`, and,
-only where the text does not say it, `reads (...)`, `path (...)`, `external (...)`. `poly.frontend.notation` reads the
-same lines with things left out.
+body: `where` (the domain), `ordered` (reorder=False), `exact` (contract=False), `optional j > i` (terms of a sum that
+may be left out), `origin S`, `copies A`, `tile 2`, and, only where the text does not say it, `reads (...)`,
+`path (...)`, `external (...)`. `poly.frontend.notation` reads the same lines with things left out.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from collections.abc import Iterator, Sequence
 
 import islpy as isl
 
+from poly.conditions import affine_or_none, conjunction
 from poly.expr import Expr
 from poly.graph import Graph
 from poly.lexical import Fragment, decode, quote, quote_string
-from poly.program import Access, External, PathStep, Program, Statement, Tensor
+from poly.program import Access, External, OptionalTerms, PathStep, Program, Statement, Tensor
 from poly.text_body import BodyReader
 from poly.text_loops import parse_loops, print_loops
 from poly.text_printed import assignment_text, reads_clause
@@ -66,6 +67,7 @@ def print_statement(s: Statement, path: bool = False) -> str:
         f"copies {quote(s.copies)}" if s.copies else "",
         f"partial {quote(s.partial)}" if s.partial else "",
         f"tile {s.tile_rank}" if s.tile_rank else "",
+        f"optional {' and '.join(map(str, s.spare))}" if s.spare else "",
         reads_clause(s.write, s.body, s.reads),
         f"path ({', '.join(_step_text(step) for step in s.path)})" if path else "",
         _external_clause(s.external) if s.external else "",
@@ -213,7 +215,15 @@ def make_statement(
         tile_rank=clauses["tile"].integer() if "tile" in clauses else 0,
         external=_external(clauses["external"]) if "external" in clauses else None,
         partial=clauses["partial"].name() if "partial" in clauses else "",
+        optional=_optional(clauses["optional"], line, iterators, domain) if "optional" in clauses else None,
     )  # fmt: skip
+
+
+def _optional(clause: Fragment, line: StatementLine, iterators: tuple[str, ...], domain: isl.Set) -> OptionalTerms:
+    found = conjunction(clause.expression(), affine_or_none, with_unequal=True)
+    if found is None or line.combiner is None:
+        raise clause.error("terms of a sum that may be left out are expected", hint="optional j >= i + 1")
+    return OptionalTerms(iterators, domain, found)
 
 
 def _path(clause: Fragment, iterators: Sequence[str]) -> tuple[PathStep, ...]:

@@ -117,6 +117,8 @@ def _for_text(node: For) -> str:
         text += f" nowait {quote(node.nowait)}"
     if node.leaves is not None:
         text += f" leaves {quote(node.leaves)}"
+    if node.ends:
+        text += f" ends ({', '.join(map(str, node.ends))})"
     return text
 
 
@@ -197,7 +199,7 @@ def _for(head: Fragment, body: tuple[Node, ...]) -> For:
     match = re.match(r"for\s+([^\W\d]\w*)\s+in\s+range\s*(?=\()", head.text)
     if match is None:
         raise head.error("a loop is `for i in range(LOWER, UPPER, STEP):`")
-    known = (*_KINDS, "engine", "fill", "nontemporal", "ahead", "asks", "nowait", "leaves")
+    known = (*_KINDS, "engine", "fill", "nontemporal", "ahead", "asks", "nowait", "leaves", "ends")
     bounds, clauses = split_clauses(head.part(match.end()), known)
     parts = bracketed(bounds)
     if len(parts) not in (2, 3):
@@ -215,6 +217,8 @@ def _for(head: Fragment, body: tuple[Node, ...]) -> For:
         raise head.error("only a parallel loop has a next one without a meeting", match.end())
     if "leaves" in clauses and kinds:
         raise head.error("only a serial loop ends where a statement says so", match.end())
+    if "ends" in clauses and kinds:
+        raise head.error("only a serial loop ends before its bound", match.end())
     return For(
         decode(match[1]), _bounds(parts[0], "max"), _bounds(parts[1], "min"), body,
         parts[2].integer() if len(parts) == 3 else 1,
@@ -226,6 +230,7 @@ def _for(head: Fragment, body: tuple[Node, ...]) -> For:
         tuple(_asked(p) for p in bracketed(clauses["asks"])) if "asks" in clauses else (),
         clauses["nowait"].name() if "nowait" in clauses else None,
         clauses["leaves"].name() if "leaves" in clauses else None,
+        tuple(affine(p.expression(), p) for p in bracketed(clauses["ends"])) if "ends" in clauses else (),
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ _ROLES: Final = get_args(Role)
 _START: Final = re.compile(r"([^\W\d]\w*)[ \t]+[^\W\d]")
 _TENSOR_CLAUSES: Final = ("in", "layout", "scope", "origin", "gaps")
 _STATEMENT_CLAUSES: Final = (
-    "where", "ordered", "exact", "origin", "copies", "partial", "tile", "reads", "path", "external",
+    "where", "ordered", "exact", "origin", "copies", "partial", "tile", "optional", "reads", "path", "external",
 )  # fmt: skip
 
 

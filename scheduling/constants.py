@@ -102,7 +102,7 @@ def _sizes_of(node: Node) -> frozenset[str]:
     found: list[Affine] = []
     match node:
         case For():
-            found = [*node.lower, *node.upper]
+            found = [*node.lower, *node.stops]
         case If():
             found = [c.expr for conditions in node.any_of for c in conditions]
         case Compute():

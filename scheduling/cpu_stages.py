@@ -27,6 +27,7 @@ from poly.scheduling.cpu_ways import Way
 from poly.scheduling.groups import Group, tensors_read, tensors_written
 from poly.scheduling.row_blocks import KEPT, bytes_inside
 from poly.scheduling.schedule import Schedule
+from poly.scheduling.shortening import shortened
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def _product(program: Program, part: Group, group: Group, machine: Machine, thre
         return min(filter(suits, plans), key=lambda r: r.cycles, default=None)
 
     best = least(False)
-    if best is None and _stays(program, group, updates[0], machine):
+    if best is None and (updates[0].spare or _stays(program, group, updates[0], machine)):
         best = least(True)
     if best is None:
         return None
@@ -128,6 +129,8 @@ def schedule_stages(schedule: Schedule, group: Group, plan: StagePlan, machine: 
         schedule = keep_values(schedule, stage.group, machine)
     for tensor in handed_on(schedule.program, pieces_of(schedule, group)):
         schedule = schedule.promote(tensor, block, machine.cache_space(1), name=f"{tensor}_block")
+    if any(s.spare for s in group.statements):
+        schedule = shortened(schedule, block, group.block)
     return schedule
 
 

@@ -24,6 +24,7 @@ from poly.scheduling.leaving import is_right_inside, why_not
 from poly.scheduling.nowait import after, conflicts
 from poly.scheduling.paths import canonical, relation_in_time
 from poly.scheduling.schedule import Schedule
+from poly.scheduling.shortening import check_shortened
 from poly.scheduling.vectors import Vectors, before_in, together
 from poly.sets import IN, OUT, witness
 
@@ -225,6 +226,7 @@ def check_marks(
             )  # fmt: skip
     _check_nowait(schedule, changed, previous, vectors)
     _check_leaving(schedule)
+    check_shortened(schedule)
 
 
 def _check_nowait(

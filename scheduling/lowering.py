@@ -24,6 +24,7 @@ from poly.scheduling.bounds import holds_always, loop_bounds, same, with_last
 from poly.scheduling.loop_vectors import LoopVectors, loop_vectors
 from poly.scheduling.paths import Band, Leaf, Ordered, TreeNode, common_prefix, statements_of
 from poly.scheduling.schedule import Mark, Schedule
+from poly.scheduling.shortening import ends_of
 from poly.sets import conjunctions_of, fix_sizes
 
 BUDGET = 20_000_000  # operations of isl
@@ -57,8 +58,9 @@ def _lower(schedule: Schedule) -> LoopTree:
         for s in program.statements
     }
     work = _Lowering(
-        schedule, {name: p for name, p in placed.items() if not p.vectors.is_empty()}, _allocations(schedule)
-    )
+        schedule, {name: p for name, p in placed.items() if not p.vectors.is_empty()}, _allocations(schedule),
+        ends_of(schedule),
+    )  # fmt: skip
     start = isl.Set.universe(context.get_space().set_from_params()).intersect_params(context)
     body = work.scoped("", work.node(schedule.tree, start, (), {}))
     inside = {t.name for tensors in work.allocations.values() for t in tensors}
@@ -106,11 +108,12 @@ class _Segment:
 
 @dataclass(frozen=True)
 class _Lowering:
-    """`placed`: the statements that have instances; `allocations`: see `_allocations`."""
+    """`placed`: the statements that have instances; `allocations`: see `_allocations`; `ends`: early ones."""
 
     schedule: Schedule
     placed: Mapping[str, LoopVectors]
     allocations: Mapping[str, Sequence[Tensor]] = field(default_factory=dict)
+    ends: Mapping[str, Affine] = field(default_factory=dict[str, Affine])
 
     def node(self, tree: TreeNode, context: isl.Set, names: Names, values: Mapping[str, Affine]) -> list[_Segment]:
         """A part of the tree inside the loops `names`; `context`: their vectors; `values`: of the dropped loops."""
@@ -146,7 +149,10 @@ class _Lowering:
             ahead = mark.ahead if mark.ahead and mark.ahead[0] in names and mark.ahead[0] not in values else None
             asks = self.asks(mark, inner, values) if mark.kind == "serial" else ()
             leaves = mark.leaves if mark.leaves and _right_inside(inside, mark.leaves) else None
-            more = replace(how, nontemporal=mark.nontemporal, ahead=ahead, asks=asks, nowait=mark.nowait, leaves=leaves)
+            more = replace(
+                how, nontemporal=mark.nontemporal, ahead=ahead, asks=asks, nowait=mark.nowait, leaves=leaves,
+                ends=(self.ends[tree.loop].substitute(values),) if tree.loop in self.ends else (),
+            )  # fmt: skip
             body = (more,)
         return [_Segment(guarded([guard], body, values), frozenset(members))]
 

@@ -25,6 +25,7 @@ KEPT = 0.75  # of a cache that a block and the operands that all rows use may fi
 HELD = 0.5  # of any cache, the last one, too: what it still holds of bytes when they are wanted again
 LEAST_ROWS, MOST_ROWS = 8, 128  # of a block: enough register tiles to use a panel again, and no more than pays
 WHOLE = 0.5  # of that, where all rows are one block, as no block divides them: 257 gain by it, 577 lose
+SPARED = 0.5  # of the terms of sums, where some may be left out: those behind a diagonal
 LEAST_SAVED = 1 / 16  # of the operations' time, which every nest of the block pays back
 
 
@@ -146,8 +147,10 @@ class _Blocks:
             best = max((n for n in fitting if n * row <= near), default=0)
             again = batches * (extent / best - 1) * self._cycles(core, resident) if best else 0.0
         work = sum(prod(self._extents(s).values()) for s in statements if s.combiner is not None)
-        least = LEAST_SAVED * work / core.lanes / core.fma
-        if not best or saved <= max(again, least):
+        work = work / core.lanes / core.fma
+        if any(s.spare for s in statements):  # blocks of rows leave them out, and what they read (`shortened`)
+            saved, again = saved + SPARED * work, again * (1 - SPARED)
+        if not best or saved <= max(again, LEAST_SAVED * work):
             return None
         why = f"{best} rows at a time: {row * best} bytes a block instead of {sum(handed)} bytes handed on"
         whys = (w for p in parts for w in p.why)

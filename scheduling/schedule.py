@@ -58,6 +58,7 @@ class Mark:
     block: AskedBlock | None = None
     nowait: str | None = None
     leaves: str | None = None
+    ends: str | None = None
 
 
 @dataclass(frozen=True)
@@ -376,6 +377,16 @@ class Schedule:
         from poly.scheduling.marks import leave
 
         return leave(self, loop, statement)
+
+    @checks_kinds(ScheduleError)
+    def shorten(self, loop: str, at: str) -> Schedule:
+        """Let a serial loop end before `at`, of loops around it: what is left changes nothing that is wanted.
+
+        Raises IllegalEdit/ScheduleError.
+        """
+        from poly.scheduling.shortening import shorten
+
+        return shorten(self, loop, at)
 
     @checks_kinds(ScheduleError)
     def tensorise(

@@ -80,6 +80,7 @@ def _mark_text(mark: Mark) -> str:
     kind += f" next ({', '.join(str(part) for part in mark.block if part is not None)})" if mark.block else ""
     kind += f" nowait {mark.nowait}" if mark.nowait else ""
     kind += f" leaves {mark.leaves}" if mark.leaves else ""
+    kind += f" ends {mark.ends}" if mark.ends else ""
     kind += f" on {mark.engine}" if mark.engine else ""
     return f"{kind} fill {mark.fill}" if mark.fill else kind
 

@@ -43,7 +43,7 @@ _VALUES: Mapping[str, type | tuple[type, ...]] = {
 # By the module that holds each, which is imported when it is used.
 PRIMITIVES: Mapping[str, str] = {
     **dict.fromkeys(("tile", "interchange", "reorder", "fuse", "distribute", "shift", "skew"), "edits"),
-    "split": "splitting",
+    "split": "splitting", "shorten": "shortening",
     **dict.fromkeys(
         ("unroll", "vectorise", "nontemporal", "prefetch", "parallelise", "nowait", "leave", "tensorise"), "marks"
     ),

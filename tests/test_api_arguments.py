@@ -73,6 +73,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
     "prefetch_block": (SCHEDULE.prefetch_block, ("j", "A", 16), {"along": None}),
     "nowait": (SCHEDULE.nowait, ("C_init.i", "C_update.i"), {}),
     "leave": (SCHEDULE.leave, ("C_init.i", "C_init"), {}),
+    "shorten": (SCHEDULE.shorten, ("C_init.k", "C_init.i + 1"), {}),
     "parallelise": (SCHEDULE.parallelise, ("C_init.i",), {}),
     "tensorise": (SCHEDULE.tensorise, (("j",), "matrix"), {}),
     "promote": (SCHEDULE.promote, ("A", "C_update.i", "l1"), {
