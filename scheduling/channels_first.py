@@ -23,7 +23,7 @@ from poly.scheduling.contraction import names_of
 from poly.scheduling.groups import bare, tensors_written
 from poly.scheduling.sums import alone, ranges_of, start_of, with_statements
 
-MOST_RESULTS = 8  # at a place: of more, an element is loaded seldom enough
+MOST_RESULTS = 64  # at a place: of more, an element is loaded seldom enough
 # Elements of the tensor between for each term of the sums behind it; of several windows together, whose results end
 # sooner for some remainders than for others.
 UNUSED, UNUSED_TOGETHER = 1.2, 2.0
@@ -32,8 +32,8 @@ UNUSED, UNUSED_TOGETHER = 1.2, 2.0
 @dataclass(frozen=True)
 class First:
     """A program with channels first, the statements whose sums they were, of windows of `data`, and the one that makes
-    them now, and how many terms are added up behind. `rated`: the program without the margins of what is between, as
-    the model rates it.
+    them now, how many terms are added up behind, each a sum over so many channels, and how many results at most are at
+    a place. `rated`: the program without the margins of what is between, as the model rates it.
     """
 
     program: Program
@@ -42,12 +42,15 @@ class First:
     data: str
     made: str
     terms: int
+    channels: int
+    results: int
 
 
 @dataclass(frozen=True)
 class _Sums:
     """Sums of products of a window of `data` with `weights`: the loops over channels alone, the others of the weights,
-    the axes of the data along others; `ranges`: of all iterators; `slides`: whether windows overlap, or it has one tap.
+    the axes of the data along others; `ranges`: of all iterators; `slides`: whether windows overlap, or it has one tap;
+    `results`: at a place.
     """
 
     statement: Statement
@@ -59,6 +62,7 @@ class _Sums:
     places: tuple[int, ...]
     ranges: dict[str, int]
     slides: bool
+    results: int
 
     @property
     def terms(self) -> int:
@@ -134,7 +138,7 @@ def _of(
     apart = len({*taps}) == len(taps) and len(data.index) - len(places) == len(channels)
     if not channels or not apart or shared or guarded or results > MOST_RESULTS:
         return None
-    return _Sums(s, start, data, weights, channels, taps, places, ranges, slides)
+    return _Sums(s, start, data, weights, channels, taps, places, ranges, slides, results)
 
 
 def _slow_first(i: Affine) -> list[str]:
@@ -160,7 +164,8 @@ def _first(program: Program, sums: tuple[_Sums, ...]) -> First | None:
     changed = _changed(between)
     rated = _changed(replace(between, margins={})) if between.margins else changed
     names = tuple(one.statement.name for one in sums)
-    return First(changed, rated, names, lead.data.tensor, between.made().name, terms)
+    channels, results = prod(lead.ranges[c] for c in lead.channels), max(one.results for one in sums)
+    return First(changed, rated, names, lead.data.tensor, between.made().name, terms, channels, results)
 
 
 def _changed(between: _Between) -> Program:

@@ -17,7 +17,8 @@ GAIN = 0.9  # of the cycles, at most
 # Of windows of the same data beside each by itself, where the last cache is `afar`, and what a line takes on its way
 # from the first cache and back, if half of that does not hold what is between (0128).
 GAIN_TOGETHER, LINE_AWAY = 0.86, 8.0
-GAIN_AFAR = 1.15  # where the last cache is `afar`: what is between is charged from there, and stays near
+FEW_RESULTS = 8  # of more, an element is loaded seldom enough: together not, and else not where caches are near
+GAIN_AFAR = 1.15  # of few, where the last cache is `afar`: what is between is charged from there, and stays near
 TERM = 16.0  # cycles of a vector of terms that are added up behind: loads in two lines, edges, what left the caches
 
 
@@ -29,7 +30,7 @@ def with_channels_first(program: Program, finite: Collection[str], machine: Mach
     alone = {way.sums[0]: way for way in ways if len(way.sums) == 1}
     for way in ways:
         own = [alone[n] for n in way.sums if n in alone]
-        if len(way.sums) > 1 and _pays_together(program, way, own, machine, threads):
+        if len(way.sums) > 1 and way.results <= FEW_RESULTS and _pays_together(program, way, own, machine, threads):
             return with_channels_first(way.program, finite, machine, threads)
     return _each(program, finite, machine, threads) if alone else program
 
@@ -37,12 +38,17 @@ def with_channels_first(program: Program, finite: Collection[str], machine: Mach
 def _each(program: Program, finite: Collection[str], machine: Machine, threads: int) -> Program:
     """The same of windows by themselves."""
     for way in channels_first(program, finite):
-        before = _window_cycles(program, way.sums[0], machine, threads) if len(way.sums) == 1 else None
-        after = _cycles(program, way, machine, threads) if before is not None else None
-        if before is None or after is None:
+        core, few = core_of(machine, _widest(program, way)), way.results <= FEW_RESULTS
+        if len(way.sums) != 1 or not (few or core.afar):
             continue
-        core = core_of(machine, _widest(program, way))
-        if after < (GAIN_AFAR if core.afar else GAIN) * before:
+        (window,) = way.sums
+        before = _window_cycles(program, window, machine, threads)
+        most = (GAIN_AFAR if few and core.afar else GAIN) * (before or 0.0)
+        lanes = machine.lanes(_widest(program, way))
+        if (way.channels / core.fma + TERM) * way.terms / lanes / threads >= most:
+            continue  # by operations alone
+        after = _cycles(program, way, machine, threads)
+        if after is not None and after < most:
             return _each(way.program, finite, machine, threads)
     return program
 

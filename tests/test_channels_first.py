@@ -134,7 +134,7 @@ def test_remainders_that_few_results_have_are_done_together() -> None:
 @pytest.mark.parametrize(
     ("program", "finite"),
     [
-        (window(4, 9, 20), {"v"}),  # many results
+        (window(4, 65, 20), {"v"}),  # many results
         (window(4, 2, 20), set[str]()),  # weights may be infinite, where padding is
         (window(4, 2, 20, False, step=2), {"v"}),  # of all places few are used
         (window(4, 2, 4, False), {"v"}),  # the same, of a small image
@@ -151,6 +151,14 @@ def test_chosen_where_the_model_has_it_sooner_done() -> None:
     assert channels_like(few, chosen, {"v"}) == chosen and channels_like(few, few, {"v"}) is few
     for program in (many, short):
         assert with_channels_first(program, {"v"}, MESH, 1) is program
+
+
+def test_more_results_where_the_last_cache_is_far() -> None:
+    near = replace(MESH, engines=tuple(replace(e, cost={**e.cost, "afar": 0}) for e in MESH.engines))
+    program = window(512, 9, 14)
+    assert with_channels_first(program, {"v"}, MESH, 1) is not program
+    assert with_channels_first(program, {"v"}, near, 1) is program
+    assert with_channels_first(window(128, 16, 28), {"v"}, MESH, 1).tensor.keys() == program.tensor.keys()
 
 
 def test_the_last_cache_that_is_far_is_charged_for_what_stays_near() -> None:
