@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import islpy as isl
 
-from poly.affine import Affine, Constraint, FloorDiv, var
+from poly.affine import Affine, Constraint, FloorDiv, Mod, var
 from poly.coefficients import set_of
 from poly.errors import IllegalEdit, PolyError, ScheduleError
 from poly.program import Statement
@@ -188,8 +188,13 @@ class _Ends:
     def _end(self, name: str, loop: str) -> Affine | None:
         if self.first is None or name not in self.along:
             return None
-        value, key = self.schedule.nests[name].loops[loop], self.along[name]
+        nest, key = self.schedule.nests[name], self.along[name]
+        value = nest.loops[loop]
         match value.terms:
+            case ((Mod(Affine(((FloorDiv(inside, by), 1),), 0), count), 1),) if inside == var(key):
+                around = [n for n in nest.names if nest.loops[n] == var(key) // (by * count)]
+                past = (self.first + (by - 1)) // by + value.constant
+                return past - var(around[0]) * count if around else None
             case ((FloorDiv(inside, by), 1),) if (inside - var(key)).is_constant:
                 past = self.first + inside - var(key) + (by - 1)
                 return past // by + value.constant
