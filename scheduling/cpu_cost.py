@@ -18,7 +18,7 @@ import numpy.typing as npt
 from poly.scheduling.cpu_core import TILE_CYCLES, Core
 from poly.scheduling.cpu_operand import Operand
 from poly.scheduling.cpu_reuse import BlockedNest, Boxes, Copied, Loop, Residents, Walk, boxes_of
-from poly.scheduling.cpu_shares import EDGE, FITTED_REMOTE, Numbers, Shares, shared_time
+from poly.scheduling.cpu_shares import EDGE, FITTED_REMOTE, Numbers, Shares, share_from_afar, shared_time
 
 # Of what pieces with pages of their own cost behind the core's caches: no prefetcher fetches them, so a core waits.
 WAITING = 0.67
@@ -37,7 +37,8 @@ class SharedNest:
 
     `copied`: by position of an operand. `pieces`: loops one after another that each of `loops` stands for. `remote`:
     bytes a cycle of what is fetched at the edges of rows that threads write side by side. `shares`: by position what
-    threads have of loops whose iterations are not alike.
+    threads have of loops whose iterations are not alike. `near`: cycles inside where all that comes from behind a
+    core's own caches, the last of `capacity` bytes, is there from the call before; None: it never is.
     """
 
     operands: Sequence[Operand]
@@ -49,6 +50,8 @@ class SharedNest:
     made: Collection[int] = ()
     remote: float = FITTED_REMOTE
     shares: Mapping[int, Shares] = field(default_factory=dict[int, Shares])
+    near: Numbers | None = None
+    capacity: int = 0
 
     def cycles(self, inside: Numbers) -> Numbers:
         """Cycles until the last thread has done the nest, of which one alone takes `inside`, and its copies: with the
@@ -69,6 +72,7 @@ class SharedNest:
         """Cycles where threads share the loop at a depth, and its iterations; `reached`: how often loops are."""
         loop, threads = self.loops[depth - 1], self.threads
         before = [k for k, c in self.copied.items() if c.depth < depth]
+        inside = self._divided(loop, inside)
         own = inside + sum((c.cycles for k, c in self.copied.items() if k not in before), np.zeros(()))
         common = sum((self.copied[k].cycles for k in before), np.zeros(()))
         travelling = self._travelling(loop, before)
@@ -80,6 +84,15 @@ class SharedNest:
             shared = share.cycles(own) + shared_time(0.0, trips, meetings, travelling, threads, FITTED_REMOTE)
             trips = share.trips
         return common / threads + shared + _at_edges(self.operands, loop, threads) / self.remote, trips
+
+    def _divided(self, loop: Loop, inside: Numbers) -> Numbers:
+        """Cycles inside where threads divide what moves along a loop, so that more of it stays with each of them."""
+        if self.near is None:
+            return inside
+        whole = sum(o.size for o in self.operands)
+        each = sum(o.size / (self.threads if o.depends(loop.iterator) else 1) for o in self.operands)
+        share = share_from_afar(whole, each, self.capacity)
+        return share * inside + (1 - share) * np.minimum(self.near, inside)
 
     def _travelling(self, loop: Loop, before: Collection[int]) -> Numbers:
         """Bytes of what is copied `before` a loop that threads share, or made, that one of them has from the others."""
@@ -255,6 +268,12 @@ def overlapped(core: Core, work: Numbers, traffic: MemoryCycles) -> Numbers:
     for burst, share in traffic.bursts:
         cycles = (1 - share) * cycles + share * _longest(core.overlap, (cycles, burst / share))
     return cycles + traffic.far
+
+
+def overlapped_near(core: Core, work: Numbers, traffic: MemoryCycles) -> Numbers:
+    """The same where nothing comes from behind a core's own caches."""
+    zero = np.zeros(())
+    return overlapped(core, work, MemoryCycles([*traffic.levels[:1], *(zero for _ in traffic.levels[1:])], zero, zero))
 
 
 def _longest(norm: int, parts: Sequence[Numbers]) -> Numbers:

@@ -13,7 +13,7 @@ from math import inf, prod
 import numpy as np
 
 from poly.locks import cached_property
-from poly.scheduling.cpu_cost import SharedNest, cycles_of_memory, held_share, overlapped
+from poly.scheduling.cpu_cost import SharedNest, cycles_of_memory, held_share, overlapped, overlapped_near
 from poly.scheduling.cpu_facts import own_capacity
 from poly.scheduling.cpu_plan import BlockPlan, Site, tallest, window_stays
 from poly.scheduling.cpu_reuse import BlockedNest, Copied, Copy, Loop
@@ -240,21 +240,34 @@ class RatedWays(TileWork):
         traffic, copying = cycles_of_memory(self.core, self.operands, nests, self.extents, along, panels)
         ends = np.cumsum([nest.count for nest in nests])[:-1]
         waits = np.concatenate([self._anew(grid.way, grid.sizes) for grid in grids])
-        inside = np.split(overlapped(self.core, np.concatenate([grid.work for grid in grids]), traffic) + waits, ends)
+        work = np.concatenate([grid.work for grid in grids])
+        inside = np.split(overlapped(self.core, work, traffic) + waits, ends)
+        near = np.split(overlapped_near(self.core, work, traffic) + waits, ends) if self._divides else None
         copies = [sum((c.cycles for c in copied.values()), np.zeros(())) for copied in copying]
-        whole = [float((own + more).min()) for own, more in zip(inside, copies, strict=True)]
+        whole = [float((own + more).min()) for own, more in zip(near or inside, copies, strict=True)]
         least = [cycles / self.facts.threads * EXACT for cycles in whole]
         found: dict[int, Numbers] = {}
         for k in sorted(range(len(grids)), key=least.__getitem__):
             if every or least[k] <= limit:
-                found[k] = self._shared(grids[k], nests[k], places[k], inside[k], copying[k])
+                both = inside[k], near[k] if near is not None else None
+                found[k] = self._shared(grids[k], nests[k], places[k], both, copying[k])
                 limit = min(limit, float(found[k].min()))
         return [(grids[k], found[k]) for k in sorted(found)]
 
+    @cached_property
+    def _divides(self) -> bool:
+        """Whether threads have what they divide in their own caches from the call before, where the last one is far:
+        not what a model keeps, of which others run in between.
+        """
+        tensor = self.facts.program.tensor
+        kept = any(tensor[o.tensor].role == "constant" for o in self.operands)
+        return self.facts.threads > 1 and self.core.afar > 0 and bool(self.core.own) and not kept
+
     def _shared(
-        self, grid: Grid, nest: BlockedNest, sites: Mapping[Site, int], inside: Numbers, copied: dict[int, Copied]
-    ) -> Numbers:
-        """Cycles with all copies, until the last thread is done."""
+        self, grid: Grid, nest: BlockedNest, sites: Mapping[Site, int], both: tuple[Numbers, Numbers | None],
+        copied: dict[int, Copied],
+    ) -> Numbers:  # fmt: skip
+        """Cycles with all copies, until the last thread is done. `both`: cycles inside, and with all near."""
         packed = {k for k, _ in grid.way.packs}
         for k, o in enumerate(self.operands):
             if self.update.accesses[k][0].guard and k not in packed:
@@ -269,10 +282,12 @@ class RatedWays(TileWork):
             pieces = [np.where(d < sites["rows"], 1.0, cut * again) for d in range(1, len(nest.loops) + 1)]
             shares = self._shares(grid, nest, sites, cut)
         made, carried = self._made_before, [*self.ranges]
+        capacity = self.core.own[-1].capacity if self.core.own else 0
         shared = SharedNest(
-            self.operands, nest.loops, copied, self.facts.threads, carried, pieces, made, self.core.remote, shares
-        )
-        return shared.cycles(inside)
+            self.operands, nest.loops, copied, self.facts.threads, carried, pieces, made, self.core.remote, shares,
+            both[1], capacity,
+        )  # fmt: skip
+        return shared.cycles(both[0])
 
     def _shares(self, grid: Grid, nest: BlockedNest, sites: Mapping[Site, int], cut: Numbers) -> dict[int, Shares]:
         """What threads have of the loops over tiles: those of lanes that are not whole are in pieces of their own."""

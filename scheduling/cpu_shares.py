@@ -16,6 +16,8 @@ CALL = 700.0  # cycles until a thread has its part of a loop, and has found that
 EDGE = 256  # bytes that a prefetcher reaches over the end of a row
 UNEVEN = 0.1  # of an iteration that a slower thread still has to do when the others have taken all there were
 LATE = 0.02  # of its share that a slower thread still has to do where each has one block (0096)
+# Of a core's own last cache, as often as each: what stays there until the next call (0129).
+STAYING = (0.5, 0.75, 1.0)
 
 Value = Numbers | float
 
@@ -33,6 +35,14 @@ def shared_time(
     share = np.asarray(np.ceil(np.asarray(trips) / threads) + UNEVEN)
     part = share / trips if largest is None else np.minimum(1.0, share * largest)
     return np.asarray(cycles * part + meetings * MEETING_CYCLES + travelling / remote)
+
+
+def share_from_afar(whole: float, each: float, capacity: float) -> float:
+    """Of what one thread has from behind its core's own caches, the share that threads still have from there: less
+    where one uses more, the `whole`, than stays until the next call, and each of them less (`each`; bytes).
+    """
+    one, several = (sum(used > part * capacity for part in STAYING) for used in (whole, each))
+    return several / one if one else 1.0
 
 
 @dataclass(frozen=True)

@@ -436,6 +436,23 @@ def test_what_another_nest_made_travels_unless_threads_share_it_alike() -> None:
     assert cycles(1) == cycles()
 
 
+def test_what_threads_divide_stays_with_each_of_them() -> None:
+    """Of 3 MB that two threads divide half of the time goes where half stays of each part; by the loop along which
+    neither moves, and of what one core holds as well, nothing does.
+    """
+    one, inside, near = np.ones(()), np.full((), 1e7), np.full((), 4e6)
+
+    def cycles(loop: str, capacity: int, size: int = 768) -> float:
+        operand = Operand("B", ({"k": 1}, {"j": 1}), (1024, size), (4 * size, 4), 4)
+        loops = [Loop(loop, np.full((), 512.0), np.full((), 8.0))]
+        return float(SharedNest([operand], loops, {}, 2, [], [one], near=near, capacity=capacity).cycles(inside))
+
+    whole = cycles("i", 2 << 20)
+    assert cycles("j", 2 << 20) == pytest.approx(whole * (1 / 3 + 0.4 * 2 / 3), rel=0.01)
+    assert cycles("j", 8 << 20) == cycles("i", 8 << 20) == whole
+    assert cycles("j", 1 << 20) == whole
+
+
 def test_rows_that_threads_write_side_by_side_cost_their_edges() -> None:
     """512 rows shared by columns: each once an edge, at the rate of what another core wrote, but no more than half of
     the tensor; by rows: none.
