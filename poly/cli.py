@@ -99,8 +99,9 @@ def _add_run(add: _Add) -> None:
     run = add("run", help="compile and run a model, a program or an einsum", epilog=_EXAMPLES,
               formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     _add_what(run)
-    run.add_argument("--input", action="append", default=[], metavar="[NAME=]FILE.npy",
-                     help="an input's array; without a name in the order of the inputs; else random")  # fmt: skip
+    run.add_argument("--input", action="append", default=[], metavar="[NAME=]FILE",
+                     help="an input's array, FILE.npy or FILE.npz:ARRAY; without a name in the order of the inputs;"
+                          " a .npz alone is all its arrays, by their names; what is not given is random")  # fmt: skip
     run.add_argument("--seed", type=_natural, default=0, help="of the random inputs (default 0)")
     run.add_argument("--check", action="store_true", help="compare with numpy or onnx.reference; 1 on a mismatch")
     run.add_argument("--tune", type=_positive, default=0, metavar="N",
@@ -182,10 +183,9 @@ def _named(texts: Sequence[str]) -> list[Named]:
 
 def _run(options: argparse.Namespace) -> int:
     from poly.commands import run
-    from poly.work import load, require_inputs
+    from poly.work import input_files, load
 
-    arrays = _named(options.input)
-    require_inputs(arrays)
+    arrays = input_files(_named(options.input))
     work = load(options.what, _named(options.shape), options.dtype, arrays, _named(options.bind),
                 _named(options.constant))  # fmt: skip
     good = run(work, options.target, options.threads, arrays, options.seed, options.check, options.save, options.tune)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -114,14 +115,27 @@ def _ints(text: str, what: str, name: str = "") -> tuple[int, ...]:
 
 
 def read_array(file: str) -> Array:
-    """An array from a .npy file. Raises `UsageError` where it is none."""
+    """An array from a .npy file, or FILE.npz:NAME. Raises `UsageError` where it is none."""
+    path, name = _archived(file)
     try:
-        found = np.load(file)
-    except (OSError, ValueError, EOFError) as error:
-        raise UsageError(f"{file}: {str(error).splitlines()[0]}", hint="a file that numpy.save has written") from error
-    if not isinstance(found, np.ndarray):
-        raise UsageError(f"{file} holds several arrays", hint="one .npy file for each input")
-    return found
+        found = np.load(path)
+        if isinstance(found, np.ndarray):
+            return found
+        with found:
+            names = list(found)
+            if name in names:
+                return found[name]
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
+        raise UsageError(f"{path}: {str(error).splitlines()[0]}", hint="a file that numpy.save has written") from error
+    if name:
+        raise UsageError(f"{path} has no array {name!r}", hint=f"arrays: {', '.join(names) or 'none'}")
+    raise UsageError(f"{path} holds several arrays", hint=f"{path}:{names[0] if names else 'NAME'}, one for each input")
+
+
+def _archived(file: str) -> tuple[str, str]:
+    """The file and the array's name of FILE.npz:NAME."""
+    path, archive, name = file.partition(".npz:")
+    return (f"{path}.npz", name) if archive else (file, "")
 
 
 def bindings(
@@ -350,7 +364,8 @@ def read_inputs(work: Work, given: Sequence[Named], seed: int) -> dict[str, Arra
     unnamed = [file for name, file in given if name is None]
     for name, file in [(n, f) for n, f in given if n is not None] + list(zip(known, unnamed, strict=False)):
         if name not in known:
-            raise UsageError(f"no input {name!r}", hint=f"inputs: {', '.join(known)}")
+            first = f"; --input {next(iter(known))}={file} gives it to one" if known and _archived(file)[1] else ""
+            raise UsageError(f"no input {name!r}", hint=f"inputs: {', '.join(known)}{first}")
         found[name] = read_array(file)
     if len(unnamed) > len(known):
         text = f"{counted(len(unnamed), 'array')} for {counted(len(known), 'input')}"
@@ -376,8 +391,23 @@ def known_sizes(work: Work, arrays: Mapping[str, Array]) -> dict[str, int]:
     return sizes
 
 
-def require_inputs(arrays: Sequence[Named]) -> None:
-    """Raise `UsageError` for array files that are not there, before anything is compiled."""
-    for _, file in arrays:
-        if not Path(file).is_file():
-            raise UsageError(f"no file {file}", hint=near_file(file))
+def input_files(given: Sequence[Named]) -> list[Named]:
+    """One file, or FILE.npz:NAME, for each array: a .npz without a name is all its arrays, by theirs, or in order where
+    `numpy.savez` has numbered them. Raises `UsageError` for files that are not there, before anything is compiled.
+    """
+    found = list[Named]()
+    for name, file in given:
+        path, member = _archived(file)
+        if not Path(path).is_file():
+            raise UsageError(f"no file {path}", hint=near_file(path))
+        if name is not None or member or not path.endswith(".npz"):
+            found.append((name, file))
+            continue
+        try:
+            with np.load(path) as archive:
+                names = list(archive)
+        except (OSError, ValueError, EOFError, BadZipFile, AttributeError, TypeError) as error:
+            raise UsageError(f"{path} is no archive of arrays", hint="a file that numpy.savez has written") from error
+        numbered = sorted(names) == sorted(f"arr_{i}" for i in range(len(names)))
+        found += [(None if numbered else n, f"{path}:{n}") for n in names]
+    return found

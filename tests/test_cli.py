@@ -85,6 +85,32 @@ def test_run_notation_with_named_inputs(tmp_path: Path, capsys: pytest.CaptureFi
     assert "--input B=FILE.npy" in capsys.readouterr().err
 
 
+def test_run_takes_the_arrays_of_an_archive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b, out = np.arange(12.0, dtype="f4").reshape(3, 4), np.ones((4, 5), "f4"), str(tmp_path / "o.npz")
+    text, file = "C[i,k] += A[i,j] * B[j,k]", str(tmp_path / "both.npz")
+    np.savez(file, B=b, A=a)  # by name, whatever their order
+    assert poly("run", text, "--input", file, "--check", "--save", out) == 0
+    assert np.array_equal(np.load(out)["C"], a @ b)
+    assert poly("run", "ij,jk->ik", "--input", f"{file}:A", "--input", f"{file}:B", "--check") == 0
+    np.savez(tmp_path / "pair.npz", a, b)  # numbered: in order
+    for what in (text, "ij,jk->ik"):
+        assert poly("run", what, "--input", str(tmp_path / "pair.npz"), "--check") == 0
+    capsys.readouterr()
+    np.savez(file, allow_pickle=False, **{"in:A": a, "in:B": b})
+    assert poly("run", text, "--input", f"A={file}:in:A", "--input", f"B={file}:in:B", "--check") == 0
+    for given, said in (
+        (f"A={file}:x", "has no array 'x'\n  try: arrays: in:A, in:B"), (f"A={file}", f"{file}:in:A, one for each"),
+        (f"{tmp_path}/none.npz:x", "none.npz"),
+    ):  # fmt: skip
+        assert poly("run", text, "--shape", "B=4,5", "--shape", "A=3,4", "--input", given) == 2
+        assert said in capsys.readouterr().err
+    assert poly("run", text, "--shape", "B=4,5", "--shape", "A=3,4", "--input", file) == 2
+    assert f"no input 'in:A'\n  try: inputs: A, B; --input A={file}:in:A" in capsys.readouterr().err
+    Path(file).write_bytes(b"no archive")
+    assert poly("run", text, "--input", file) == 2
+    assert "is no archive of arrays" in capsys.readouterr().err
+
+
 def test_run_onnx_checks_against_the_reference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "small.onnx"
     save_model(path)

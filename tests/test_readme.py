@@ -40,6 +40,10 @@ def test_contributing_has_every_module(folder: str) -> None:
     assert modules <= named
 
 
+def test_the_folder_holds_no_empty_files() -> None:  # as `->` unquoted in a shell makes them
+    assert not [path.name for path in ROOT.iterdir() if path.is_file() and not path.stat().st_size]
+
+
 def test_every_decision_is_in_the_list() -> None:
     folder = ROOT / "docs" / "decisions"
     index = (folder / "README.md").read_text()
