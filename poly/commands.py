@@ -223,6 +223,12 @@ def _run_program(
     return facts, dict(zip([t.name for t in program.outputs], results, strict=True))
 
 
+_TO_CODES = ("QuantizeLinear", "DynamicQuantizeLinear")
+_OF_CODES = """\
+the model rounds to codes: a value between two of them goes to either with the last bit of a sum, and further layers may
+make more of it, so that two right results differ by a few steps of the output's scale"""
+
+
 def _check(work: Work, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> bool:
     """Print the differences from a reference that is not ours where there is one; True where there are none."""
     with busy("running the reference"):
@@ -232,6 +238,8 @@ def _check(work: Work, inputs: Mapping[str, Array], outputs: Mapping[str, Array]
         print(f"{'ok' if d.ok else 'MISMATCH'}  {d}")
     good = all(d.ok for d in differences)
     print(f"{'agrees' if good else 'does not agree'} with {reference}")
+    if not good and work.model is not None and any(n.op_type in _TO_CODES for n in work.model.graph.node):
+        print(f"\n{_OF_CODES}")
     return good
 
 

@@ -3,8 +3,10 @@
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -240,6 +242,27 @@ def test_check_of_codes_before_opset_19(codes: Array, scale: Array, axis: int | 
     expected = np.asarray(next(iter(ReferenceEvaluator(newer).run(None, feeds))))
     (found,) = onnx_reference(model, feeds).values()
     assert found.dtype == expected.dtype and np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize(("operator", "said"), [("QuantizeLinear", True), ("Neg", False)])
+def test_a_check_that_fails_says_that_codes_may_differ(
+    operator: str, said: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnx = pytest.importorskip("onnx")
+    from tests.onnx_helpers import node_model
+
+    operands = [np.ones(4, "f4"), np.float32(0.5), np.uint8(128)][: 3 if said else 1]
+    model, _ = node_model(operator, operands)
+    onnx.save(model, tmp_path / "m.onnx")
+    assert poly("run", str(tmp_path / "m.onnx"), "--check") == 0
+    assert "rounds to codes" not in capsys.readouterr().out
+
+    def other(model: Any, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        return {n: np.add(a, np.ones_like(a)) for n, a in onnx_reference(model, inputs).items()}
+
+    monkeypatch.setattr("poly.commands.onnx_reference", other)
+    assert poly("run", str(tmp_path / "m.onnx"), "--check") == 1
+    assert ("rounds to codes" in capsys.readouterr().out) == said
 
 
 def test_sizes_that_are_named_are_ones_that_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
