@@ -56,7 +56,8 @@ def run(
         facts, outputs = _run_model(work, machine, threads, inputs, tune)
     else:
         facts, outputs = _run_program(work, machine, threads, inputs, tune)
-    source = "files" if given else f"random, seed {seed}"
+    drawn = f"random, seed {seed}"
+    source = "files" if len(given) >= len(inputs) else f"{len(given)} of files, others {drawn}" if given else drawn
     print_facts(f"{work.name} on {machine.name}", [*facts, ("inputs", f"{len(inputs)}, {source}")])
     print()
     rows = [(n, f"{a.dtype}{list(a.shape)}", *_figures(a)) for n, a in outputs.items()]

@@ -100,6 +100,9 @@ def test_run_takes_the_arrays_of_an_archive(tmp_path: Path, capsys: pytest.Captu
     capsys.readouterr()
     np.savez(file, allow_pickle=False, **{"in:A": a, "in:B": b})
     assert poly("run", text, "--input", f"A={file}:in:A", "--input", f"B={file}:in:B", "--check") == 0
+    assert re.search(r"inputs +2, files$", capsys.readouterr().out, re.MULTILINE)
+    assert poly("run", text, "--shape", "B=4,5", "--input", f"A={file}:in:A") == 0
+    assert "2, 1 of files, others random, seed 0" in capsys.readouterr().out
     for given, said in (
         (f"A={file}:x", "has no array 'x'\n  try: arrays: in:A, in:B"), (f"A={file}", f"{file}:in:A, one for each"),
         (f"{tmp_path}/none.npz:x", "none.npz"),
