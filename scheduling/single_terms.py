@@ -72,17 +72,17 @@ def _ranges(program: Program, s: Statement) -> Ranges | None:
 
 def _places(s: Statement, ranges: Ranges) -> tuple[tuple[int, int], ...] | None:
     """The box of elements that a statement writes, each in one instance; None where it is not one."""
-    several = {i for i, (low, high) in ranges.items() if low != high}
+    several = left = {i for i, (low, high) in ranges.items() if low != high}
     written: list[tuple[int, int]] = []
     for index in s.write.affine_index:
         names = several & index.names
         step = index - sum((var(i) for i in index.names), Affine())
-        if len(names) > 1 or not step.is_constant or not index.names <= ranges.keys():
+        if len(names) > 1 or not names <= left or not step.is_constant or not index.names <= ranges.keys():
             return None
-        several -= names
+        left = left - names
         low, high = (index.substitute({i: r[end] for i, r in ranges.items()}).constant for end in (0, 1))
         written.append((low, high))
-    return None if several else tuple(written)
+    return None if left else tuple(written)
 
 
 def _assignment(program: Program, s: Statement, ranges: Ranges) -> Statement:

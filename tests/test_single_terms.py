@@ -25,7 +25,9 @@ SUMS = {  # text of the sum, shapes
 }
 LEFT = {
     "two terms": ("y[i, j] += x[i, k]*w[k, j]", {"x": (13, 2), "w": (2, 37)}),
-    "a diagonal": ("y[2*i, i] += x[i, k]", {"x": (13, 1)}),
+    "a diagonal": ("y[i, i] += x[i, k]", {"x": (13, 1)}),
+    "a diagonal beside": ("y[i, j, i] += x[i, j, k]", {"x": (13, 3, 1)}),
+    "a steeper line": ("y[2*i, i] += x[i, k]", {"x": (13, 1)}),
     "each second element": ("y[2*i] += x[i, k]", {"x": (13, 1)}),
     "a bias before": ("inout y: f32[13, 37]; y[i, j] += x[i, k]*w[k, j]", {"x": (13, 1), "w": (1, 37)}),
     "seen in between": ("t[i] = 0\nz[i] = t[i] + x[i, 0]\nt[i] += x[i, k]\ny[i] = t[i]", {"x": (13, 1)}),
