@@ -26,6 +26,7 @@ LOADING = 1 / 32  # cycles that a load costs besides its unit's: some meet in a 
 PANELS_STAY = (0.75, 1.0)  # of a core's own caches, as often as what is counted on: panels that are read again
 ASKED_IN_PART = 0.05  # of the time of what two blocks leave no room for others beside
 LEAST = 1e-3  # of a kernel's time in which something comes
+HELD = 1 / 2  # of what bytes from the last cache cost in the level before: they overlap with it in part (0133)
 FEW = 2  # register tiles that read an operand where it lies: as often as it costs a copy to read and to write it
 
 
@@ -235,10 +236,12 @@ def memory_share(core: Core, operand: Operand) -> float:
 
 
 def held_share(core: Core, operand: Operand) -> float:
-    """The same where the last cache is as slow as memory elsewhere, of all that it holds."""
+    """The same where the last cache is as slow as memory elsewhere, of all that it holds: half of it, since what comes
+    from there is also among the traffic of the level before.
+    """
     *nearer, last = core.caches
     held = core.afar and nearer and operand.size <= core.counted_on(len(nearer))
-    return last.rate / nearer[-1].rate if held else 1.0
+    return HELD * last.rate / nearer[-1].rate if held else 1.0
 
 
 def step_cycles(core: Core, work: Numbers, loads: Numbers) -> Numbers:

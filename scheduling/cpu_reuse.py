@@ -22,6 +22,9 @@ from poly.scheduling.cpu_operand import Operand, Touched, next_stays
 from poly.scheduling.cpu_shares import Numbers
 
 FREE = 1e9  # elements a cycle of what is copied when compiling
+# Of the cache that asks fill, what a block takes up that is asked for, with its copy and what was copied before: lines
+# are lost from here on, and all of them (0133).
+LOSING, LOST = 0.7, 1.2
 COPYING = 1.5  # norm of a copy's instructions and of the time that it waits for what it reads: they hardly overlap
 
 
@@ -248,7 +251,8 @@ class Boxes:
             turns = [np.full(at.stop - at.start, not _goes_on(operand, self.nests[n], c)) for n, c, at in copies]
             starts = _pieces(operand, inner) * times * self.core.page
             lines = lines + np.where(np.concatenate(turns), starts, 0.0)
-        coming = np.where(ahead, lines / _source(self.core, operand), 0.0)
+        twice = 1 + _lost_share(self.core, operand, inner)
+        coming = np.where(ahead, lines / _source(self.core, operand) * twice, 0.0)
         found: dict[int, Copied] = {}
         low = 0
         for n, copy, at in copies:
@@ -271,6 +275,14 @@ def boxes_of(
             sizes[loop.iterator][d:, at] = loop.inside
             entered[d, at] = entered[d - 1, at] * loop.trips
     return Boxes(core, operands, nests, sizes, entered)
+
+
+def _lost_share(core: Core, operand: Operand, box: Mapping[str, Numbers]) -> Numbers | float:
+    """The share of what copies ask for that the core's own caches lose before it is copied: it comes twice."""
+    if not core.afar:
+        return 0.0
+    filled = 3 * operand.lines(core, box).footprint / core.caches[core.asked_into].capacity
+    return np.clip((filled - LOSING) / (LOST - LOSING), 0.0, 1.0)
 
 
 def _copy_cycles(core: Core, operand: Operand, box: Mapping[str, Numbers], rate: Numbers, ahead: Numbers) -> Numbers:

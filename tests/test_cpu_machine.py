@@ -237,6 +237,11 @@ def test_few_rows_ask_a_slow_last_cache_for_the_next_block() -> None:
     assert [(p.tensor, p.asked) for p in plan.packs] == [("B", True)] and plan.depth == ("k", 128)
 
 
+def test_few_rows_take_a_matrix_that_the_last_cache_holds_as_it_lies() -> None:
+    """Bytes from there are no traffic of their own (0133): beside few operations a copy does not pay."""
+    assert product_plan(MESH, 17, 2000, 400).packs == ()
+
+
 def test_tiles_go_along_sums_whose_rows_are_in_pages_of_their_own() -> None:
     """More pages than a core knows: below a tile each row of sums is in another one, beside it in the same."""
     known = replace(MESH, engines=(replace(MESH.engines[0], cost={**MESH.engines[0].cost, "anew": 0}),))
