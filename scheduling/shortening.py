@@ -71,11 +71,12 @@ class _Left:
         """A statement whose result is missed, who misses it, and pairs of instances; None where nothing is missed."""
         for name in self.out:
             s = self.schedule.program.statement[name]
-            if self._may_go(s):
+            lost = self._lost(s)
+            if lost.is_empty():
                 continue
             if s.external is not None or self.schedule.program.tensor[s.write.tensor].role != "temporary":
-                return s, s, self._instances(s).identity()
-            for reader, pairs in self._missed(s):
+                return s, s, lost.identity()
+            for reader, pairs in self._missed(s, lost):
                 return s, reader, self.vectors.instances(s, reader, pairs)
         return None
 
@@ -88,24 +89,22 @@ class _Left:
         found = None if found is None else found.intersect(self.vectors.range(s))
         return None if found is None or found.is_empty() else found
 
-    def _instances(self, s: Statement) -> isl.Set:
-        return self.vectors.of(s).intersect_range(self.out[s.name]).domain()
-
-    def _may_go(self, s: Statement) -> bool:
-        """Whether all that is left out of a statement are terms that its source calls optional."""
+    def _lost(self, s: Statement) -> isl.Set:
+        """The instances of a statement that are left out, but for terms that its source calls optional."""
+        lost = self.vectors.of(s).intersect_range(self.out[s.name]).domain()
         origin = self.schedule.source.statement.get(s.source_name)
         if origin is None or not origin.spare or s.combiner != origin.combiner or s.recomputed:
-            return False
+            return lost
         if s.iterators != origin.iterators:
-            return False
-        return bool(self._instances(s).is_subset(set_of(origin.spare, s.iterators, self.parameters, s.name)))
+            return lost
+        return lost.subtract(set_of(origin.spare, s.iterators, self.parameters, s.name))
 
-    def _missed(self, s: Statement) -> Iterator[tuple[Statement, isl.Map]]:
-        """Who still reads an element that a statement does not write, in one iteration of the tensor's loops."""
+    def _missed(self, s: Statement, instances: isl.Set) -> Iterator[tuple[Statement, isl.Map]]:
+        """Who still reads an element that some instances would write, in one iteration of the tensor's loops."""
         tensor = self.schedule.program.tensor[s.write.tensor]
         nest = self.schedule.nests[s.name]
         write = next(t for t in self.vectors.touches(s) if t.write)
-        lost = self.vectors.access(write).intersect_domain(self.out[s.name])
+        lost = self.vectors.access(write).intersect_domain(instances.apply(self.vectors.of(s)))
         for reader in self.schedule.program.statements:
             shared = common_prefix(nest.path, self.schedule.nests[reader.name].path)
             around = [step for step in shared if isinstance(step, str)]

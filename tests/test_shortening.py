@@ -75,6 +75,12 @@ def test_what_is_wanted_is_not_left_out() -> None:
         seen.reorder("E.i.o", "E.j.o", "E.i.p", "E.j.p").shorten("E.j.o", "E.i.o + 1")
 
 
+def test_the_witness_is_a_term_that_is_wanted() -> None:
+    schedule = Schedule(poly.parse("y[i] += x[i, j] optional j >= i + 1", x=(8, 8)))
+    with pytest.raises(IllegalEdit, match=r"witness: (y_update\[i=(\d), j=\2\]) -> \1"):
+        schedule.shorten("j", "y_update.i")
+
+
 def test_what_is_no_end_is_refused() -> None:
     with pytest.raises(ScheduleError, match="names i"):
         blocked().shorten("S.j.o", "i + 1")
