@@ -18,10 +18,10 @@ from math import prod
 
 from poly.affine import Affine, var
 from poly.expr import COMBINERS, Apply, Read
-from poly.program import Access, Program, Statement, Tensor, box_domain, unused_name
+from poly.program import Access, Program, Statement, Tensor, unused_name
 from poly.scheduling.contraction import names_of
 from poly.scheduling.groups import bare, tensors_written
-from poly.scheduling.sums import alone, ranges_of, start_of, with_statements
+from poly.scheduling.sums import alone, number_of, over_box, ranges_of, start_of, with_statements
 
 MOST_RESULTS = 64  # at a place: of more, an element is loaded seldom enough
 # Elements of the tensor between for each term of the sums behind it; of several windows together, whose results end
@@ -301,7 +301,7 @@ class _Between:
 
     def _places(self, one: _Sums) -> Affine:
         """Where the loops of a window's weights are along the axis of taps."""
-        return _flat(one.taps, one.ranges) + self.first[self.sums.index(one)]
+        return number_of(one.taps, one.ranges) + self.first[self.sums.index(one)]
 
     def _zeros(self, end: str, extents: Mapping[str, int], first: Mapping[int, int]) -> Statement:
         """`extents`: of the loops, `first`: as in `_element`."""
@@ -313,15 +313,4 @@ class _Between:
         self, name: str, iterators: tuple[str, ...], extents: Mapping[str, int], write: Access,
         reads: tuple[Access, ...],
     ) -> Statement:  # fmt: skip
-        domain = box_domain(name, [(i, 0, extents[i]) for i in iterators])
-        domain = domain.align_params(self.program.context.get_space())
-        s = self.lead.statement
-        return replace(s, name=name, iterators=iterators, domain=domain, write=write, reads=reads, path=())
-
-
-def _flat(names: Sequence[str], ranges: Mapping[str, int]) -> Affine:
-    """The number of an iteration of some loops."""
-    number = Affine()
-    for n in names:
-        number = number * ranges[n] + var(n)
-    return number
+        return over_box(self.program, self.lead.statement, name, {i: extents[i] for i in iterators}, write, reads)

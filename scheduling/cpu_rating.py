@@ -249,8 +249,8 @@ class RatedWays(TileWork):
         found: dict[int, Numbers] = {}
         for k in sorted(range(len(grids)), key=least.__getitem__):
             if every or least[k] <= limit:
-                both = inside[k], near[k] if near is not None else None
-                found[k] = self._shared(grids[k], nests[k], places[k], both, copying[k])
+                in_own = None if near is None else near[k]
+                found[k] = self._shared(grids[k], nests[k], places[k], inside[k], in_own, copying[k])
                 limit = min(limit, float(found[k].min()))
         return [(grids[k], found[k]) for k in sorted(found)]
 
@@ -264,10 +264,12 @@ class RatedWays(TileWork):
         return self.facts.threads > 1 and self.core.afar > 0 and bool(self.core.own) and not kept
 
     def _shared(
-        self, grid: Grid, nest: BlockedNest, sites: Mapping[Site, int], both: tuple[Numbers, Numbers | None],
+        self, grid: Grid, nest: BlockedNest, sites: Mapping[Site, int], inside: Numbers, near: Numbers | None,
         copied: dict[int, Copied],
     ) -> Numbers:  # fmt: skip
-        """Cycles with all copies, until the last thread is done. `both`: cycles inside, and with all near."""
+        """Cycles with all copies, until the last thread is done. `inside`: without them, `near`: where nothing
+        comes from afar, if that can be.
+        """
         packed = {k for k, _ in grid.way.packs}
         for k, o in enumerate(self.operands):
             if self.update.accesses[k][0].guard and k not in packed:
@@ -285,9 +287,9 @@ class RatedWays(TileWork):
         capacity = self.core.own[-1].capacity if self.core.own else 0
         shared = SharedNest(
             self.operands, nest.loops, copied, self.facts.threads, carried, pieces, made, self.core.remote, shares,
-            both[1], capacity,
+            near, capacity,
         )  # fmt: skip
-        return shared.cycles(both[0])
+        return shared.cycles(inside)
 
     def _shares(self, grid: Grid, nest: BlockedNest, sites: Mapping[Site, int], cut: Numbers) -> dict[int, Shares]:
         """What threads have of the loops over tiles: those of lanes that are not whole are in pieces of their own."""

@@ -16,9 +16,10 @@ from math import prod
 from poly.affine import Affine, var
 from poly.dtypes import size_bytes
 from poly.expr import Read
-from poly.program import Access, Program, Statement, Tensor, box_domain, unused_name
+from poly.program import Access, Program, Statement, Tensor, unused_name
 from poly.scheduling.contraction import names_of
-from poly.scheduling.sums import alone, ranges_of, start_of, with_statements
+from poly.scheduling.groups import bare, tensors_read, tensors_written
+from poly.scheduling.sums import alone, number_of, over_box, ranges_of, start_of, with_statements
 
 # Bytes, of caches and pages as nearly all cores have them: a program has the same sums on each.
 KEPT = 24 << 10  # of the tensor between, beside the rows that are read
@@ -35,8 +36,9 @@ def with_outer_sums_first(program: Program) -> Program:
 
 
 def _outer_first(program: Program, s: Statement) -> Program | None:
-    order, ranges, start = _order(program, s), ranges_of(program, s), start_of(program, s)
-    if not order or ranges is None or start is None:
+    order = _order(program, s)
+    ranges, start = (ranges_of(program, s), start_of(program, s)) if order else (None, None)
+    if ranges is None or start is None or not _is_whole(program, s, [ranges[i] for i in order]):
         return None
     written = names_of(s.write)
     outer = list(takewhile(lambda i: i not in written, order))
@@ -48,6 +50,28 @@ def _outer_first(program: Program, s: Statement) -> Program | None:
     return _with_rows(program, s, start, ranges, outer, rest) if piece < PIECE and row <= KEPT else None
 
 
+def _order(program: Program, s: Statement) -> list[str]:
+    """The iterators as the only operand is walked; [] where there is more to a statement than its sum, or another one
+    touches the operand.
+    """
+    plain = s.combiner is not None and s.reorder and s.external is None and s.body == Read(0) and len(s.reads) == 1
+    if not plain or not alone(s, program) or s.write.indirect or s.reads[0].indirect or s.reads[0].guard:
+        return []
+    (read,) = s.reads
+    others = {t for o in program.statements if o is not s for t in (*tensors_read(o), *tensors_written(o))}
+    if read.tensor in others or program.tensor[read.tensor].layout is not None:
+        return []
+    if program.tensor[read.tensor].dtype != program.tensor[s.write.tensor].dtype:
+        return []
+    walked = [i for e in read.affine_index if (i := bare(e)) is not None]
+    return walked if len(walked) == len(read.index) and sorted(walked) == sorted(s.iterators) else []
+
+
+def _is_whole(program: Program, s: Statement, extents: Sequence[int]) -> bool:
+    shape = (e.substitute(program.binding) for e in program.tensor[s.reads[0].tensor].shape)
+    return [*map(Affine.of, extents)] == [*shape]
+
+
 def _with_rows(
     program: Program, s: Statement, start: Statement, ranges: Mapping[str, int], outer: list[str], rest: list[str]
 ) -> Program:
@@ -55,40 +79,14 @@ def _with_rows(
     assert s.combiner is not None
     source, dtype = program.tensor[s.reads[0].tensor], program.tensor[s.write.tensor].dtype
     name = unused_name({*program.tensor, *program.statement}, f"{s.write.tensor}_{outer[-1]}", "_start", "_made")
-    row, sizes = {rest[-1]: prod(ranges[i] for i in rest)}, {i: ranges[i] for i in outer}
-    length = Affine.of(row[rest[-1]])
-    between, flat = Tensor(name, (length,), dtype), replace(source, shape=(*map(Affine.of, sizes.values()), length))
-    place = sum((var(i) * prod(ranges[k] for k in rest[n + 1 :]) for n, i in enumerate(rest)), Affine())
-
-    def statement(called: str, extents: Mapping[str, int], write: Access, reads: tuple[Access, ...]) -> Statement:
-        domain = box_domain(called, [(i, 0, n) for i, n in extents.items()])
-        domain, path = domain.align_params(program.context.get_space()), (s.path[0], *extents)
-        return replace(s, name=called, iterators=tuple(extents), domain=domain, write=write, reads=reads, path=path)
-
-    element, read = Access(name, (var(rest[-1]),)), Access(source.name, tuple(map(var, (*outer, rest[-1]))))
-    begun = statement(f"{name}_start", row, element, ())
+    row, rows = {rest[-1]: prod(ranges[i] for i in rest)}, {i: ranges[i] for i in outer}
+    length, element = Affine.of(row[rest[-1]]), Access(name, (var(rest[-1]),))
+    between, flat = Tensor(name, (length,), dtype), replace(source, shape=(*map(Affine.of, rows.values()), length))
+    begun = over_box(program, s, f"{name}_start", row, element, ())
     begun = replace(begun, body=s.combiner.identity(dtype), combiner=None)
-    made = statement(f"{name}_made", sizes | row, element, (read,))
-    left = statement(s.name, {i: ranges[i] for i in rest}, s.write, (Access(name, (place,)),))
+    read = Access(source.name, tuple(map(var, (*outer, rest[-1]))))
+    made = over_box(program, s, f"{name}_made", rows | row, element, (read,))
+    place = Access(name, (number_of(rest, ranges),))
+    left = over_box(program, s, s.name, {i: ranges[i] for i in rest}, s.write, (place,))
     tensors = {name: between, source.name: flat}
     return with_statements(program, {s.name: left}, tensors, {start.name: [begun, made]})
-
-
-def _order(program: Program, s: Statement) -> list[str]:
-    """The iterators as the only operand is walked, whole; [] where there is more to a statement than its sum."""
-    plain = s.combiner is not None and s.reorder and s.external is None and s.body == Read(0) and len(s.reads) == 1
-    if not plain or not alone(s, program) or s.write.indirect or s.reads[0].indirect or s.reads[0].guard:
-        return []
-    (read,) = s.reads
-    tensor, target = program.tensor[read.tensor], program.tensor[s.write.tensor]
-    others = any(read.tensor in o.tensors for o in program.statements if o is not s)
-    if others or tensor.layout is not None or tensor.dtype != target.dtype or len(s.iterators) != tensor.rank:
-        return []
-    walked = [next(iter(i.names), "") for i in read.affine_index]
-    own = all(i == var(n) for i, n in zip(read.affine_index, walked, strict=True) if n)
-    return walked if own and {*walked} == {*s.iterators} and _is_whole(program, s, tensor, walked) else []
-
-
-def _is_whole(program: Program, s: Statement, tensor: Tensor, walked: Sequence[str]) -> bool:
-    ranges, shape = ranges_of(program, s), tuple(e.substitute(program.binding) for e in tensor.shape)
-    return ranges is not None and tuple(Affine.of(ranges[i]) for i in walked) == shape

@@ -76,8 +76,8 @@ def _places(s: Statement, ranges: Ranges) -> tuple[tuple[int, int], ...] | None:
     written: list[tuple[int, int]] = []
     for index in s.write.affine_index:
         names = several & index.names
-        step = index - sum((var(i) for i in index.names), Affine())
-        if len(names) > 1 or not names <= left or not step.is_constant or not index.names <= ranges.keys():
+        rest = index - sum((var(i) for i in index.names), Affine())
+        if len(names) > 1 or not names <= left or not rest.is_constant or not index.names <= ranges.keys():
             return None
         left = left - names
         low, high = (index.substitute({i: r[end] for i, r in ranges.items()}).constant for end in (0, 1))

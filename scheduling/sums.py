@@ -114,6 +114,23 @@ def ranges_of(program: Program, s: Statement) -> dict[str, int] | None:
     return ranges if domain.is_equal(box) else None
 
 
+def over_box(
+    program: Program, s: Statement, name: str, extents: Mapping[str, int], write: Access, reads: tuple[Access, ...]
+) -> Statement:  # fmt: skip
+    """A statement like another one, over a box from 0 on."""
+    domain = box_domain(name, [(i, 0, n) for i, n in extents.items()])
+    domain, path = domain.align_params(program.context.get_space()), (s.path[0], *extents)
+    return replace(s, name=name, iterators=tuple(extents), domain=domain, write=write, reads=reads, path=path)
+
+
+def number_of(names: Sequence[str], ranges: Mapping[str, int]) -> Affine:
+    """The number of an iteration of some loops, the last one fastest."""
+    number = Affine()
+    for n in names:
+        number = number * ranges[n] + var(n)
+    return number
+
+
 def touched_by(subscript: Affine, ranges: Mapping[str, int], extent: int) -> tuple[int, int]:
     """The first place that a subscript takes, and the one after the last: of a guarded read those inside."""
     low = high = subscript.constant

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import poly
+from poly.affine import Affine
 from poly.dtypes import numpy_dtype
+from poly.expr import Const
 from poly.interp import run_program
-from poly.program import Program
+from poly.program import Access, External, Program, Statement, box_domain
 from poly.scheduling.outer_sums import with_outer_sums_first
 
 SUMS = {  # by what is in them: text, shape
@@ -53,6 +57,16 @@ def test_outer_axes_are_added_up_first(what: str, dtype: str) -> None:
     np.testing.assert_array_equal(run_program(edited, {"x": flat})["y"], expected)
     for threads in (1, 2):
         np.testing.assert_array_equal(poly.compile(program, threads=threads)(x=x), expected)
+
+
+def test_what_an_external_statement_reads_keeps_its_axes() -> None:
+    program = parsed(*SUMS["middle"])
+    x, outside = program.tensor["x"], replace(program.tensor["x"], name="z", role="output")
+    first = Access("z", (Affine(),) * x.rank)
+    external = External("sort", b"", ("x",), ("z",))
+    sort = Statement("E", (), box_domain("E", []), first, (), Const(0), path=(9,), external=external)
+    both = replace(program, tensors=(*program.tensors, outside), statements=(*program.statements, sort))
+    assert with_outer_sums_first(both) is both
 
 
 def test_sums_of_free_sizes_stay() -> None:
