@@ -18,7 +18,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.cases import FIELDS, KINDS, MORE, Case, load_cases
+from benchmarks.cases import FIELDS, KINDS, MODELS, MORE, Case, load_cases
 from benchmarks.driver import ROOT, Progress, Row, Session
 from benchmarks.peers import absent, installed, versions
 from benchmarks.reference import model_cases
@@ -29,6 +29,7 @@ EXAMPLES = """examples:
   python -m benchmarks gemm conv --threads 1          cases whose names hold a word
   python -m benchmarks =gemm_512 --peers onnxruntime  one case, against one peer
   python -m benchmarks --only models --json out.json --picture out.png
+  python -m benchmarks minilm --models FOLDER         any NAME.onnx in it whose NAME.npz holds in:... and out:...
 """
 
 
@@ -38,7 +39,7 @@ def main() -> None:
     if (wrong := wrong_option(options)) is not None:
         parser.error(wrong)
     with tempfile.TemporaryDirectory(prefix="polyloom_models_") as work:
-        models = model_cases(options.models, Path(work)) if options.only != "kernels" else ()
+        models = _models(options, Path(work)) if options.only != "kernels" else ()
         try:
             cases = load_cases(options.cases, models)
         except (OSError, ValueError) as error:
@@ -46,7 +47,7 @@ def main() -> None:
         chosen = _chosen(cases, models, options)
         if not chosen:
             sys.exit(f"no case has one of {', '.join(options.words)} in its name; --list shows them")
-        for word in (w for w in options.words if not any(_names(c, w) for c in chosen)):
+        for word in (w for w in options.words if not any(_names(c.name, w) for c in chosen)):
             print(f"no case has {word} in its name; --list shows them", file=sys.stderr)
         if options.list:
             print("\n".join(c.name for c in chosen))
@@ -98,11 +99,17 @@ def _chosen(cases: Sequence[Case], models: Sequence[Case], options: argparse.Nam
     if not options.words:
         extra = {c.name for c in MORE}
         return [c for c in cases if c.name not in extra]
-    return [c for c in cases if any(_names(c, w) for w in options.words)]
+    return [c for c in cases if any(_names(c.name, w) for w in options.words)]
 
 
-def _names(case: Case, word: str) -> bool:
-    return case.name == word[1:] if word.startswith("=") else word in case.name
+def _models(options: argparse.Namespace, work: Path) -> tuple[Case, ...]:
+    """Without words those of `MODELS`, which are what is shown; words look among all that are in the folder."""
+    words: list[str] = options.words
+    return model_cases(options.models, work, lambda n: any(_names(n, w) for w in words) if words else n in MODELS)
+
+
+def _names(name: str, word: str) -> bool:
+    return name == word[1:] if word.startswith("=") else word in name
 
 
 def wrong_option(options: argparse.Namespace) -> str | None:

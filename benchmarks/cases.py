@@ -6,7 +6,7 @@ To add a row, add a line. All operands are float32, seeded, the same in every pr
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
@@ -25,7 +25,8 @@ class Case:
     """`inputs` are given at run time, `consts` are known when compiling, to ours and to peers.
 
     `flops`: useful operations, taps in the padding left out; `reads` and `writes`: bytes if every operand and the
-    result are touched once; `calls`: mathematical functions called, by name. `kind` "model": `path` is an ONNX file.
+    result are touched once; `calls`: mathematical functions called, by name. `kind` "model": `path` is an ONNX file,
+    `step` what the codes of its outputs differ by, relative to their greatest value, where they are quantised.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Case:
     writes: int = 0
     calls: Mapping[str, int] = field(default_factory=dict[str, int])
     path: str = ""
+    step: float = 0.0
 
     @property
     def traffic(self) -> int:
@@ -62,7 +64,10 @@ def _arrays(shapes: tuple[tuple[str, Shape], ...]) -> dict[str, Array]:
 def einsum(name: str, spec: str, *shapes: Shape, flops: int | None = None) -> Case:
     """An equation. `flops`: where another order of its sums than all at once needs fewer operations."""
     terms, result = spec.split("->")
-    sizes = {i: e for t, s in zip(terms.split(","), shapes, strict=True) for i, e in zip(t, s, strict=True)}
+    extents = {(i, e) for t, s in zip(terms.split(","), shapes, strict=True) for i, e in zip(t, s, strict=True)}
+    sizes = dict(extents)
+    if len(sizes) < len(extents):
+        raise ValueError(f"an index of {spec!r} has two extents")
     moves = len(shapes) == 1 and len(terms) == len(result)
     every = 0 if moves else prod(sizes.values()) * (1 if len(shapes) == 1 or len(sizes) == len(result) else 2)
     inputs = {f"x{k}": s for k, s in enumerate(shapes)}
@@ -195,19 +200,14 @@ MORE: tuple[Case, ...] = (
     pointwise("softmax_12x256x256", "softmax", {"x": (12, 256, 256)}, {}, 4, exp=1),
 )
 
-MODELS: tuple[tuple[str, bool], ...] = (  # name, whether its file carries constant weights and is randomised first
-    ("resnet50", True),
-    ("squeezenet", True),
-    ("pplcnet_orient", False),
-    ("espcn_subpixel", False),
-    ("mtcnn_pnet", False),
-)
+MODELS = ("resnet50", "squeezenet", "pplcnet_orient", "espcn_subpixel", "mtcnn_pnet")  # where no words are given
 
 
 KINDS = tuple(dict.fromkeys(c.kind for c in CASES))
 FIELDS = """fields of a case: name, kind, inputs and consts (shapes by name: {"x": [64, 64]}); spec for the kind einsum;
 stride, pad, groups for conv; flops, bytes (moved at least) and out (shape) where they are other than the shapes
 say; these all optional"""
+_NAMES = {"name", "kind", "group", "inputs", "consts", "spec", "stride", "pad", "groups", "flops", "bytes", "out"}
 
 
 def load_cases(path: Path | None, models: Sequence[Case] = ()) -> tuple[Case, ...]:
@@ -215,19 +215,33 @@ def load_cases(path: Path | None, models: Sequence[Case] = ()) -> tuple[Case, ..
     known = (*CASES, *MORE, *models)
     if path is None:
         return known
-    names = {c.name for c in known}
+    names = {c.name: c for c in known}
     entries = json.loads(path.read_text())
     entries = entries if isinstance(entries, list) else [entries]
+    seen: set[str] = set()
     for k, entry in enumerate(entries):
-        if (wrong := _wrong(entry)) and not (isinstance(entry, dict) and entry.get("name") in names):
+        own = names.get(str(entry.get("name"))) if isinstance(entry, dict) else None
+        if wrong := _other(entry, own) if own is not None else _wrong(entry, seen):
             raise ValueError(f"{path}, case {k}: {wrong}\n{FIELDS}")
+        seen.add(entry["name"])
     return (*known, *(_case(entry) for entry in entries if entry["name"] not in names))
 
 
-def _wrong(entry: object) -> str:
-    """Why an entry of a file is no case; "" where it is one."""
+def _other(entry: Mapping[str, object], own: Case) -> str:
+    """Why an entry with the name of a case of ours is another; "" where it is that one, or says nothing of shapes."""
+    given = entry.get("inputs")
+    same = not isinstance(given, dict) or [tuple(s) for s in given.values()] == [*own.inputs.values()]
+    return "" if same else f"{own.name} is a case of ours with other shapes: give yours another name"
+
+
+def _wrong(entry: object, seen: Set[str]) -> str:
+    """Why an entry of a file is no case; "" where it is one. `seen`: names of entries before it."""
     if not isinstance(entry, dict):
         return "a file of cases is a JSON list of objects"
+    if strange := sorted(entry.keys() - _NAMES):
+        return f"no field {strange[0]!r}"
+    if entry.get("name") in seen:
+        return f"{entry['name']} is there twice"
     if left := [f for f in ("name", "kind", "inputs") if not entry.get(f)]:
         return f"no {left[0]}"
     like = next((c for c in CASES if c.kind == entry["kind"]), None)

@@ -16,7 +16,7 @@ from statistics import median
 
 from benchmarks.cases import Case
 from benchmarks.peers import environment
-from benchmarks.reference import MODEL_ROUNDING, ROUNDING, reference
+from benchmarks.reference import MODEL_ROUNDING, ROUNDING, STEPS, reference
 
 ROOT = Path(__file__).resolve().parent.parent
 Progress = Callable[[str], None]
@@ -175,7 +175,7 @@ class Session:
         made = {n: r for n, r in ready.items() if "absent" not in r}
         errors = {n: _number(r["error"]) for n, r in made.items()}
         middle = min if self.least else median
-        most = MODEL_ROUNDING if case.kind == "model" else ROUNDING
+        most = STEPS * case.step + (MODEL_ROUNDING if case.kind == "model" else ROUNDING)
         cached = made.get("ours", {}).get("cached")
         return Row(
             case.name, self.threads, {n: middle(t) for n, t in times.items() if t},

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
+from onnx import numpy_helper
 
 from benchmarks.cases import MODELS, Array, Case
 
 Wide = npt.NDArray[np.float64]
 ROUNDING = 1e-4  # of the greatest value, for single kernels
 MODEL_ROUNDING = 1e-3
+STEPS = 3.5  # of a quantised output: sums in another order fall on the other side of ties on the way
 
 
 def reference(case: Case) -> list[Wide]:
@@ -84,41 +87,52 @@ def error_of(results: Sequence[npt.NDArray[np.generic]], expected: Sequence[Wide
     return worst
 
 
-def model_cases(folder: Path, work: Path) -> tuple[Case, ...]:
-    """The models of `MODELS` that are in `folder`; those with constant weights get random ones in `work`."""
-    found: list[Case] = []
-    for name, random in MODELS:
-        source, golden = folder / f"{name}.onnx", folder / f"{'randomized_' if random else ''}{name}.npz"
-        if not source.exists() or not golden.exists():
-            continue
-        target = work / f"{name}.onnx"
-        if random:
-            _randomise(folder / "randomize_light.py", source, target)
-        else:
-            target.write_bytes(source.read_bytes())
-        with np.load(golden) as stored:
-            arrays = {n: stored[n] for n in stored.files}
-        outputs: dict[str, Any] = {**_first_outputs(target, arrays)}  # by names that are no parameter of savez
-        np.savez(f"{target}.npz", **outputs)
-        inputs = {n[3:]: a.shape for n, a in arrays.items() if n.startswith("in:")}
-        found.append(Case(name, "model", inputs, path=str(target)))
-    return tuple(found)
+def model_cases(folder: Path, work: Path, wanted: Callable[[str], bool]) -> tuple[Case, ...]:
+    """The `wanted` models of a folder, those whose inputs and outputs are known: NAME.onnx beside NAME.npz, with arrays
+    `in:...` and `out:...`. Where weights are constants, randomized_NAME.npz goes with random ones, made in `work`.
+    """
+    found = (_model_case(f, folder, work) for f in sorted(folder.glob("*.onnx"), key=_place) if wanted(f.stem))
+    return tuple(case for case in found if case is not None)
+
+
+def _place(file: Path) -> tuple[int, str]:
+    """Those of `MODELS` in their order, then the others by name."""
+    return MODELS.index(file.stem) if file.stem in MODELS else len(MODELS), file.stem
+
+
+def _model_case(source: Path, folder: Path, work: Path) -> Case | None:
+    name, target = source.stem, work / source.name
+    known = [f for f in (folder / f"randomized_{name}.npz", folder / f"{name}.npz") if f.exists()]
+    if not known:
+        return None
+    if known[0].stem != name:
+        _randomise(folder / "randomize_light.py", source, target)
+    else:
+        target.write_bytes(source.read_bytes())
+    with np.load(known[0]) as stored:
+        arrays = {n: stored[n] for n in stored.files}
+    model = onnx.load(str(target), load_external_data=False)
+    wanted = {f"out:{o.name}": arrays[f"out:{o.name}"] for o in model.graph.output}  # there may be inner tensors, too
+    inputs = {n: a for n, a in arrays.items() if n.startswith("in:")}
+    kept: dict[str, Any] = inputs | wanted  # by names that are no parameter of savez
+    np.savez(f"{target}.npz", **kept)
+    return Case(name, "model", {n[3:]: a.shape for n, a in inputs.items()}, path=str(target), step=_step(model, wanted))
+
+
+def _step(model: onnx.ModelProto, outputs: Mapping[str, Array]) -> float:
+    """The greatest distance of two codes of an output that is quantised, relative to its greatest value."""
+    scales = {i.name: numpy_helper.to_array(i) for i in model.graph.initializer}
+    last = {n.output[0]: n.input[1] for n in model.graph.node if n.op_type == "DequantizeLinear"}
+    steps = [0.0]
+    for name, array in outputs.items():
+        if (scale := scales.get(last.get(name[4:], ""))) is not None:
+            steps.append(float(np.max(scale) / max(1e-30, np.max(np.abs(array), initial=0))))
+    return max(steps)
 
 
 def _randomise(script: Path, source: Path, target: Path) -> None:
-    import onnx
-
     spec = importlib.util.spec_from_file_location("randomize_light", script)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     onnx.save(module.randomize(onnx.load(str(source))), str(target))
-
-
-def _first_outputs(target: Path, arrays: dict[str, Array]) -> dict[str, Array]:
-    """Inputs, and the outputs in the order of the model's (goldens may hold inner tensors too)."""
-    import onnx
-
-    names = [o.name for o in onnx.load(str(target), load_external_data=False).graph.output]
-    kept = {n: a for n, a in arrays.items() if n.startswith("in:")}
-    return kept | {f"out:{n}": arrays[f"out:{n}"] for n in names}

@@ -6,9 +6,11 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from onnx import helper, numpy_helper, save
 
 from benchmarks import choices
 from benchmarks.__main__ import main
@@ -19,7 +21,7 @@ from benchmarks.graphs import NODES
 from benchmarks.limits_moved import Turn, move, moving_loops, seconds, tables, turned
 from benchmarks.limits_turned import turning_loops
 from benchmarks.peers import numpy_peer, ours
-from benchmarks.reference import ROUNDING, error_of, reference
+from benchmarks.reference import ROUNDING, error_of, model_cases, reference
 from benchmarks.report import draw, line, read_json, summary, write_json
 from benchmarks.trials import Found, Shown, Trials
 from poly.codegen.host import host_machine
@@ -116,6 +118,9 @@ def test_a_case_of_a_file_counts_what_its_shapes_say(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("entry", "message"), [
     ({"name": "mine", "kind": "einsum", "inputs": {"x0": [3, 4]}}, "spec None is no equation"),
     ({"name": "mine", "kind": "einsum", "spec": "ij->i", "inputs": {"x0": [3]}}, "spec 'ij->i' is no equation"),
+    ({"name": "mine", "kind": "einsum", "spec": "ij,jk->ik", "inputs": {"a": [3, 4], "b": [5, 6]}}, "spec 'ij,jk->ik'"),
+    ({"name": "mine", "kind": "softmax", "inputs": {"x": [3, 4]}, "Stride": 2}, "no field 'Stride'"),
+    ({"name": "gemm_64", "kind": "softmax", "inputs": {"x": [3, 4]}}, "gemm_64 is a case of ours with other shapes"),
     ({"name": "mine", "kind": "sort", "inputs": {"x": [3]}}, "no kind 'sort': one of einsum, conv"),
     ({"name": "mine", "kind": "conv", "inputs": {"x": [1, 3, 8, 8]}}, "consts of kind conv are w, as in conv7x7s2"),
     ({"name": "mine", "kind": "attention", "inputs": {"q": [3], "k": [3], "v": [3]}}, "shapes of kind attention are"),
@@ -124,6 +129,13 @@ def test_a_case_of_a_file_counts_what_its_shapes_say(tmp_path: Path) -> None:
 def test_what_is_no_case_is_told(entry: object, message: str, tmp_path: Path) -> None:
     (tmp_path / "cases.json").write_text(json.dumps([entry]))
     with pytest.raises(ValueError, match=f"case 0: {message}(?s:.*)fields of a case: name, kind"):
+        load_cases(tmp_path / "cases.json")
+
+
+def test_a_name_that_is_there_twice_is_told(tmp_path: Path) -> None:
+    entry = {"name": "mine", "kind": "softmax", "inputs": {"x": [3, 4]}}
+    (tmp_path / "cases.json").write_text(json.dumps([entry, entry]))
+    with pytest.raises(ValueError, match="case 1: mine is there twice"):
         load_cases(tmp_path / "cases.json")
 
 
@@ -179,6 +191,36 @@ def test_a_word_that_no_case_has_is_said(monkeypatch: pytest.MonkeyPatch, capsys
     main()
     shown = capsys.readouterr()
     assert "gemm_64" in shown.out and shown.err == "no case has gemmm in its name; --list shows them\n"
+
+
+def test_any_model_whose_outputs_are_known_is_a_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without words only those that are shown; codes may differ by one step."""
+    scale, zero = (numpy_helper.from_array(np.array(v), n) for v, n in ((np.float32(0.5), "s"), (np.uint8(0), "z")))
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+         helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"])],
+        "codes", [value("x", 1, [3])], [value("y", 1, [3])], [scale, zero],
+    )  # fmt: skip
+    x = np.array([1, 2.6, 100], np.float32)
+    for name in ("codes", "unknown"):
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+        save(model, tmp_path / f"{name}.onnx")
+    known: dict[str, Any] = {"in:x": x, "out:y": np.array([1, 2.5, 100], np.float32)}
+    np.savez(tmp_path / "codes.npz", **known)
+    for words, shown in (("", ""), ("cod", "codes\n"), ("=codes", "codes\n")):
+        monkeypatch.setattr("sys.argv", ["benchmarks", *words.split(), "--models", str(tmp_path), "--list"])
+        main()
+        found = capsys.readouterr().out
+        assert found == shown if shown else "codes" not in found
+    work = tmp_path / "work"
+    work.mkdir()
+    (case,) = model_cases(tmp_path, work, lambda _name: True)
+    call = ours(case, 1)
+    assert case.step == pytest.approx(0.005) and call is not None
+    assert error_of(call(), reference(case)) == 0
 
 
 def test_permutations_that_turn_rows_into_columns() -> None:
