@@ -55,7 +55,7 @@ Extent = tuple[int | str, ...]
 MOST_ELEMENTS = 2**48
 
 
-@checks_kinds(ParseError)
+@checks_kinds(ParseError, hint=lambda args, _: "shapes have names: parse(text, A=(64, 96))" if len(args) > 1 else "")
 def parse(text: str, *, dtypes: Mapping[str, DType] | DType | None = None, **shapes: Extent | int) -> Program:
     """The program of a text in Einstein notation (see the module's text).
 
@@ -92,6 +92,8 @@ def _shape(name: str, shape: tuple[int | str, ...] | int) -> Extents:
         plain = isinstance(shape, str | int | float)  # pyright: ignore[reportUnnecessaryIsInstance]
         shown = repr(shape) if plain else type(shape).__name__
         hint = 'A=(64, "N"); a dtype goes into dtypes={"A": "f64"} or the text: A: f64[64, N]'
+        if isinstance(getattr(shape, "shape", None), tuple):
+            hint = f"{name}={name}.shape; the array itself goes to the kernel"
         raise ShapeError(f"the shape is a tuple of ints and size names, not {shown}", where=where, hint=hint)
     extents: list[Affine] = []
     for extent in shape:

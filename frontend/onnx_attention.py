@@ -128,6 +128,8 @@ def attention(b: Notation) -> None:
     (`poly.frontend.onnx_attention_function`).
     """
     query, key, value = b.input(0), b.input(1), b.input(2)
+    alike = not query.rank == key.rank == 4 or query.shape[3] == key.shape[3]
+    b.require(alike, f"query {list(query.shape)} and key {list(key.shape)} have heads of other sizes")
     b.supported(_is_plain(b, query, key, value), "a function is not a row")
     batch, heads, steps, width = query.shape
     total, depth = key.shape[2], value.shape[3]

@@ -20,6 +20,8 @@ def non_max_suppression(
     center_point_box: int = 0,
 ) -> tuple[Array]:  # fmt: skip
     """[batch, class, box] of the best boxes of each class: none overlaps a better one by more than `overlap`."""
+    if boxes.shape[:2] != scores.shape[::2]:
+        raise ValueError(f"boxes {boxes.shape} and scores {scores.shape} are not of as many batches and boxes")
     limit = 0 if most is None or not most.size else int(most.reshape(-1)[0])
     threshold = np.float32(0) if overlap is None or not overlap.size else overlap.reshape(-1)[0]
     wanted = np.ones(scores.shape, bool) if least is None or not least.size else scores > least.reshape(-1)[0]

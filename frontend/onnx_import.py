@@ -24,14 +24,14 @@ Ends = Sequence[int] | str  # the least and the greatest, or from others; looked
 
 @overload
 def from_onnx(
-    path: str | Path | onnx.ModelProto,
+    path: str | Path | bytes | onnx.ModelProto,
     shapes: Mapping[str, Sequence[int] | int] | None = None,
     constants: Mapping[str, Array] | None = None,
     ranges: None = None,
 ) -> Graph: ...
 @overload
 def from_onnx(
-    path: str | Path | onnx.ModelProto,
+    path: str | Path | bytes | onnx.ModelProto,
     shapes: Mapping[str, Sequence[int] | int] | None = None,
     constants: Mapping[str, Array] | None = None,
     *,
@@ -39,12 +39,13 @@ def from_onnx(
 ) -> SizedGraph: ...
 @checks_kinds(OnnxError)
 def from_onnx(
-    path: str | Path | onnx.ModelProto,
+    path: str | Path | bytes | onnx.ModelProto,
     shapes: Mapping[str, Sequence[int] | int] | None = None,
     constants: Mapping[str, Array] | None = None,
     ranges: Mapping[str, Ends] | None = None,
 ) -> Graph:
-    """Read a model. Its dynamic extents must be bound, or stay free in `ranges`.
+    """Read a model: of a file, of its bytes, or a `ModelProto`. Its dynamic extents must be bound, or stay free in
+    `ranges`.
 
     `shapes` maps an input's name to its shape, or the name of a dynamic dimension to its extent. `ranges` maps the name
     of a dynamic dimension to its least and greatest extent; it becomes a size of the graph, and one compilation serves

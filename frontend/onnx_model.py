@@ -13,7 +13,7 @@ import numpy as np
 from poly.arguments import shown
 from poly.dtypes import Array
 from poly.errors import OnnxError
-from poly.files import near_file, what_instead
+from poly.files import model_instead, near_file, what_instead
 from poly.frontend.onnx_contrib import contrib_schema, is_contrib
 from poly.frontend.onnx_elementwise import ONNX_DTYPES
 from poly.frontend.onnx_extents import extent_of
@@ -28,24 +28,9 @@ _STRING = 8
 _DEFAULT = "ai.onnx"
 
 
-def load_model(path: str | Path | onnx.ModelProto) -> onnx.ModelProto:
-    """The model, its own functions inlined. Raises `OnnxError` where there is no readable file."""
-    import onnx
-
-    if isinstance(path, (str, Path)):
-        try:
-            model = onnx.load(str(path))
-        except FileNotFoundError as error:
-            missing = str(error.filename or path)
-            where = None if missing == str(path) else str(path)
-            raise OnnxError(f"no file {missing!r}", where=where, hint=near_file(missing)) from None
-        except Exception as error:  # protobuf, external data and the file system each have their own
-            hint = what_instead(path)
-            raise OnnxError(f"not a readable ONNX model: {error}", where=str(path), hint=hint) from error
-    elif isinstance(path, onnx.ModelProto):  # pyright: ignore[reportUnnecessaryIsInstance]
-        model = path
-    else:
-        raise OnnxError(f"a model is a path or an onnx.ModelProto, not {shown(path)}", hint='from_onnx("model.onnx")')
+def load_model(path: str | Path | bytes | onnx.ModelProto) -> onnx.ModelProto:
+    """The model of a file, of its bytes or as it is, its own functions inlined. Raises `OnnxError`."""
+    model = _read(path)
     if not model.opset_import or not model.graph.output:
         where = str(path) if isinstance(path, (str, Path)) else f"model {model.graph.name!r}"
         hint = "a model that onnx.checker.check_model takes; a file without bytes was not written to its end"
@@ -66,6 +51,31 @@ def load_model(path: str | Path | onnx.ModelProto) -> onnx.ModelProto:
         except Exception as error:  # it has no error type of its own
             raise OnnxError(f"its functions cannot be inlined: {error}", where=f"model {model.graph.name!r}") from error
     return _with_one_name(model)
+
+
+def _read(path: str | Path | bytes | onnx.ModelProto) -> onnx.ModelProto:
+    import onnx
+
+    if isinstance(path, onnx.ModelProto):
+        return path
+    if isinstance(path, bytes):
+        try:
+            return onnx.load_model_from_string(path)
+        except Exception as error:  # protobuf has its own
+            text = f"{len(path)} bytes that are no ONNX model: {error}"
+            raise OnnxError(text, hint="those of a .onnx file") from error
+    if not isinstance(path, (str, Path)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        text = f"a model is a path, the bytes of a file or an onnx.ModelProto, not {shown(path)}"
+        raise OnnxError(text, hint=model_instead(path))
+    try:
+        return onnx.load(str(path))
+    except FileNotFoundError as error:
+        missing = str(error.filename or path)
+        where = None if missing == str(path) else str(path)
+        raise OnnxError(f"no file {missing!r}", where=where, hint=near_file(missing)) from None
+    except Exception as error:  # protobuf, external data and the file system each have their own
+        hint = what_instead(path)
+        raise OnnxError(f"not a readable ONNX model: {error}", where=str(path), hint=hint) from error
 
 
 def _with_one_name(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -134,7 +144,9 @@ def input_shapes(
         if extent is not None:
             _bind(bound, symbol, extent, f"{symbol!r}")
     given = {name: tuple(np.shape(array)) for name, array in constants.items()} | dict(shapes)
-    return [_input_shape(i, given.get(i.name), {k: v for k, (v, _) in bound.items()}) for i in inputs]
+    extents = {name: value for name, (value, _) in bound.items()}
+    free = dict.fromkeys(s for row in symbols.values() for s in row if s.isidentifier() and s not in bound)
+    return [_input_shape(i, given.get(i.name), extents, tuple(free)) for i in inputs]
 
 
 def input_dtype(model: onnx.ModelProto, name: str) -> str:
@@ -187,6 +199,16 @@ def _bind(bound: dict[str, tuple[int, str]], symbol: str, extent: int, source: s
         raise OnnxError(f"dynamic dimension {symbol!r} would be {extent}", where=source, hint="an extent from 0 on")
 
 
+def _with_extents(info: onnx.ValueInfoProto, free: Sequence[str]) -> str:
+    """How dimensions get extents: all by their names, or an input's by its shape where one of them has none."""
+    dims = info.type.tensor_type.shape.dim
+    if all(d.HasField("dim_value") or d.dim_param in free for d in dims):
+        text = f"from_onnx(..., shapes={dict.fromkeys(free, 1)}) with the extents you need"
+        return f"{text}, or ranges={{{free[0]!r}: (1, 64)}} for any of a range"
+    example = tuple(d.dim_value if d.HasField("dim_value") else 1 for d in dims)
+    return f"from_onnx(..., shapes={{{info.name!r}: {example}}}) with the extents you need"
+
+
 def _as_declared(info: onnx.ValueInfoProto) -> str:
     """The shape of an input as the model has it."""
     dims = info.type.tensor_type.shape.dim
@@ -195,8 +217,9 @@ def _as_declared(info: onnx.ValueInfoProto) -> str:
 
 
 def _input_shape(
-    info: onnx.ValueInfoProto, given: tuple[int, ...] | int | None, bound: Mapping[str, int]
+    info: onnx.ValueInfoProto, given: tuple[int, ...] | int | None, bound: Mapping[str, int], free: Sequence[str]
 ) -> tuple[Shape, str]:
+    """`free`: the model's dimensions that have a name and no extent."""
     where = f"input {info.name!r}"
     if not info.type.HasField("tensor_type") or info.type.tensor_type.elem_type not in ONNX_DTYPES:
         raise OnnxError(
@@ -219,12 +242,9 @@ def _input_shape(
         fixed = dim.dim_value if dim.HasField("dim_value") else bound.get(dim.dim_param) if dim.dim_param else None
         wanted = int(given[axis]) if isinstance(given, (tuple, list)) else fixed
         if wanted is None:
-            example = tuple(d.dim_value if d.HasField("dim_value") else 1 for d in dims)
             symbol = f" ({dim.dim_param!r})" if dim.dim_param else ""
-            raise OnnxError(
-                f"axis {axis}{symbol} is dynamic and not bound", where=where,
-                hint=f"from_onnx(..., shapes={{{info.name!r}: {example}}}) with the extents you need",
-            )  # fmt: skip
+            text = f"axis {axis}{symbol} is dynamic and not bound"
+            raise OnnxError(text, where=where, hint=_with_extents(info, free))
         if wanted < 0:
             raise OnnxError(f"axis {axis} is {wanted}", where=where, hint="an extent from 0 on")
         if fixed is not None and wanted != fixed:

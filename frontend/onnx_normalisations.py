@@ -101,6 +101,7 @@ def layer_normalization(b: Notation) -> None:
     """
     x, scale, bias = b.input(0), b.input(1), b.optional(2)
     axes = axes_from(x.rank, b.axis(b.int_attribute("axis", -1), x.rank))
+    _require_fitting(b, x, scale, *(() if bias is None else (bias,)))
     y = b.output(x.shape, x.dtype)
     ranges, over, point = outer_and_inner(x, axes)
     mean, inverse = _moments(b, x, ranges, over, point)
@@ -123,6 +124,7 @@ def rms_normalization(b: Notation) -> None:
     ONNX's own body divides every element by what its row has once.
     """
     x, scale = b.input(0), b.input(1)
+    _require_fitting(b, x, scale)
     y = b.output(x.shape, x.dtype)
     ranges, over, point = outer_and_inner(x, axes_from(x.rank, b.axis(b.int_attribute("axis", -1), x.rank)))
     b.require(is_float(x.dtype) and x.size > 0, f"{x.dtype}{list(x.shape)} has no mean")
@@ -130,6 +132,12 @@ def rms_normalization(b: Notation) -> None:
     value = cast_between(summand(x, point) * inverse[tuple(map(var, ranges))], inverse.dtype, x.dtype)
     everywhere = dict(zip(map(str, point), x.shape, strict=True))
     b.assign(y, everywhere, value * scale.aligned(point, x.shape))
+
+
+def _require_fitting(b: Notation, x: Value, *factors: Value) -> None:
+    """Raise `OnnxError` where scale or bias has more elements than there are to scale."""
+    for v in factors:
+        b.require(b.broadcast(v.shape, x.shape) == x.shape, f"{list(v.shape)} does not broadcast to {list(x.shape)}")
 
 
 def instance_normalization(b: Notation) -> None:

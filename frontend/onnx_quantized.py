@@ -45,6 +45,7 @@ def _sum(
     """sum (x - x_zero) * (w - w_zero) + bias; outside of x the difference is 0."""
     x_zero, w_zero = zeros
     b.supported(x_zero is None or x_zero.size == 1, "a zero point for each position has no compiled form")
+    b.require(w_zero is None or w_zero.size in (1, w.shape[0]), f"zero points of weights are not [{w.shape[0]}]")
     ranges = {**nest.ranges, **nest.over}
     start = None if bias is None else bias[nest.channel]
     weight = _less(w[nest.taps].cast("i32"), w_zero, nest.channel)
@@ -148,7 +149,7 @@ def qlinear_add(b: Notation) -> None:
     x_scale, x_zero, y_scale, y_zero, scale = known
     b.require(scale > 0, f"the scale {scale:g} is not above 0")
     left, right = (float(np.float32(s / scale)) for s in (x_scale, y_scale))
-    shape = np.broadcast_shapes(x.shape, y.shape)
+    shape = b.broadcast(x.shape, y.shape)
     result = b.output(shape, x.dtype)
     ranges, point = positions(shape)
     p, q = (v.aligned(point, shape).cast("f32") for v in (x, y))

@@ -184,6 +184,7 @@ def roi_align(b: Notation) -> None:
     x, rois, batch = b.input(0), b.input(1), b.input(2)
     ratio = b.int_attribute("sampling_ratio", 0)
     b.require(x.rank == 4 and rois.rank == 2 and rois.shape[1] == 4, f"rois {list(rois.shape)} are not [regions, 4]")
+    b.require(batch.shape == rois.shape[:1], f"batch_indices {list(batch.shape)} for rois {list(rois.shape)}")
     b.supported(ratio > 0, "samples as many places as a region is large", "set sampling_ratio")
     mode = b.string_attribute("mode", "avg").lower()
     b.require(mode in ("avg", "max"), f"mode {mode!r} is unknown")

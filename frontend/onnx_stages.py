@@ -17,11 +17,13 @@ from poly.dtypes import Array, numpy_dtype
 from poly.errors import OnnxError, PolyError, RunError
 from poly.frontend.onnx_contrib import is_contrib
 from poly.frontend.onnx_control import body_model
+from poly.frontend.onnx_elementwise import ONNX_DTYPES
 from poly.frontend.onnx_importer import Importer, Interrupted
 from poly.frontend.onnx_model import input_shapes, tensor_array
 from poly.frontend.onnx_operators import OPERATORS
 from poly.frontend.onnx_reference import captured_names
 from poly.frontend.onnx_terms import Value, is_format, logical_dtype
+from poly.given_arrays import array_of
 from poly.graph import Graph
 
 if TYPE_CHECKING:
@@ -65,6 +67,8 @@ class StagedModel:
         self.nodes: Sequence[onnx.NodeProto] = list(model.graph.node)
         self.defaults = {i.name: i for i in model.graph.initializer}
         self.outputs = tuple(o.name for o in model.graph.output)
+        numbers = {i.name: ONNX_DTYPES.get(i.type.tensor_type.elem_type) for i in model.graph.input}
+        self._dtypes = {name: dtype for name, dtype in numbers.items() if dtype is not None}
         self.reads = [{n for n in (*node.input, *captured_names(node)) if n} for node in self.nodes]
         self._after = [set(self.outputs)]
         for reads in reversed(self.reads):
@@ -79,6 +83,16 @@ class StagedModel:
     def needed_from(self, position: int) -> set[str]:
         """What the nodes from `position` on read, and the model's outputs."""
         return self._after[position]
+
+    def as_given(self, name: str, value: object) -> object:
+        """The array of a value where the input is a tensor of numbers, as `Engine` takes it; other values as they are.
+
+        Raises `RunError`.
+        """
+        dtype = self._dtypes.get(name)
+        if isinstance(value, np.ndarray) or dtype is None or is_format(dtype):
+            return np.asarray(value) if isinstance(value, np.generic) else value
+        return array_of(repr(name), numpy_dtype(dtype), value, f"inputs[{name!r}]")
 
     def check_inputs(self, values: Mapping[str, object]) -> None:
         """Raises `RunError` for names, shapes and dtypes that the model does not take."""
@@ -181,6 +195,9 @@ class StagedModel:
     def _finished(self, importer: Importer, first: int, end: int, reason: str, alone: bool) -> Stage:
         made = dict.fromkeys(name for node in self.nodes[first:end] for name in node.output if name)
         needed = [name for name in made if name in self.needed_from(end)]
+        if missing := [name for name in needed if name not in importer.values]:
+            what, where = f"output {missing[0]!r} is computed by no node", f"model {self.model.graph.name!r}"
+            raise OnnxError(what, where=where, hint="a node has it that has fewer outputs, with its attributes")
         known = {name: array for name in needed if (array := importer.values[name].array) is not None}
         cuts = {name: count for name, count in importer.cuts.items() if name in needed}
         outputs = [*(name for name in needed if name not in known), *cuts.values()]

@@ -24,18 +24,19 @@ from poly.errors import ArgumentTypeError, PolyError, RunError
 P = ParamSpec("P")
 R = TypeVar("R")
 Fits = Callable[[object], bool]
+Hint = str | Callable[[tuple[object, ...], Mapping[str, object]], str]  # of a wrong call's arguments
 _LONGEST: Final = 80
 MOST_SIZE: Final = 1 << 63
 _MANY: Final = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
 def checks_kinds(
-    error: type[PolyError], *classes: str, hint: str = ""
+    error: type[PolyError], *classes: str, hint: Hint = ""
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """A decorator: raise `error` for an argument that is not of the kind its annotation says.
 
     `classes`: other classes that the annotations name and that are looked at too. `hint`: a call, in place of the
-    signature. Missing and unknown arguments are an
+    signature; a function of the arguments gives "" where it knows none. Missing and unknown arguments are an
     `ArgumentTypeError`, which is Python's `TypeError`, too.
     """
 
@@ -47,7 +48,7 @@ def checks_kinds(
             given = _bound(function.__name__, kinds.parameters, args, keywords, hint)
             wrong = _first_wrong(given, kinds.parameters.parameters, kinds.written)
             if wrong is not None:
-                raise error(f"{function.__name__}: {wrong[0]}", hint=hint or wrong[1])
+                raise error(f"{function.__name__}: {wrong[0]}", hint=_hint(hint, args, keywords) or wrong[1])
 
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -115,14 +116,18 @@ def knows_arguments(name: str = "", hint: str = "") -> Callable[[Callable[P, R]]
 
 
 def _bound(
-    name: str, parameters: Signature, args: tuple[object, ...], given: Mapping[str, object], hint: str = ""
+    name: str, parameters: Signature, args: tuple[object, ...], given: Mapping[str, object], hint: Hint = ""
 ) -> Mapping[str, Any]:
     """The arguments by their names. Raises `ArgumentTypeError` for those that a function of this name does not take."""
     try:
         return parameters.bind(*args, **given).arguments
     except TypeError as wrong:
-        hint = hint or _signature_hint(name, parameters, given)
-        raise ArgumentTypeError(str(wrong), where=name, hint=hint) from None
+        text = _hint(hint, args, given) or _signature_hint(name, parameters, given)
+        raise ArgumentTypeError(str(wrong), where=name, hint=text) from None
+
+
+def _hint(hint: Hint, args: tuple[object, ...], given: Mapping[str, object]) -> str:
+    return hint if isinstance(hint, str) else hint(args, given)
 
 
 def _signature_hint(name: str, parameters: Signature, given: Mapping[str, object]) -> str:

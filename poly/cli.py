@@ -150,7 +150,8 @@ def _add_bindings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bind", action="append", default=[], metavar="NAME=N",
                         help="the extent of a model's dynamic dimension")  # fmt: skip
     parser.add_argument("--constant", action="append", default=[], metavar="NAME=VALUE",
-                        help="a model's input that is fixed: a number, or a file of numpy.save")  # fmt: skip
+                        help="a model's input that is fixed: a number, FILE.npy or FILE.npz:ARRAY; a .npz alone is all"
+                             " its arrays, by their names")  # fmt: skip
 
 
 def _add_what(parser: argparse.ArgumentParser) -> None:

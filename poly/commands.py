@@ -323,11 +323,18 @@ def _explain_graph(graph: Graph, target: str, threads: int) -> str:
     return str(explain(engine))
 
 
+def _spans(numbers: Sequence[int]) -> str:
+    """Ascending numbers, those that follow each other as "4 to 9"."""
+    starts = [n for n in numbers if n - 1 not in numbers]
+    ends = [n for n in numbers if n + 1 not in numbers]
+    return ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True))
+
+
 def _group_of(work: Work, group: int | None, level: Level, machine: Machine, threads: int) -> Work:
     assert work.graph is not None
     program = model_for_cpu(work.graph.to_program(), work.graph.constants, machine)
     parts = group_program(program, machine, threads).parts  # as engines do
-    hint = f"--group 0 to --group {max(parts, default=0)}"
+    hint = f"--group N, of {_spans([*parts])}"
     if group is None:
         raise UsageError(f"{level} of which group?", hint=hint)
     if group not in parts:

@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from re import MULTILINE, fullmatch, search
 from time import perf_counter
 from types import FunctionType
-from typing import TYPE_CHECKING, SupportsIndex, TypeGuard, overload
+from typing import TYPE_CHECKING, SupportsIndex, TypeGuard, cast, overload
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from poly.console import Progress, interactive, steps
 from poly.dtypes import Array, numpy_dtype
 from poly.engine import CompiledGroup, CompileGroup, Engine, PrepareAhead
 from poly.errors import ArgumentError, MachineError, PolyError, ScheduleError, within_depth
+from poly.files import model_instead
 from poly.graph import Graph, SizedGraph
 from poly.machine import Machine
 from poly.pointers import aligned_zeros
@@ -50,7 +52,9 @@ def machine_of(target: str | Machine) -> Machine:
     if isinstance(target, Machine):
         return target
     if not isinstance(target, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise MachineError(f"the target is {shown(target)}", hint='"cpu", a name from `poly machines`, or a TOML file')
+        hint = '"cpu", a name from `poly machines`, or a TOML file'
+        hint = "arrays go to what it returns: compile(what)(array)" if hasattr(target, "shape") else hint
+        raise MachineError(f"the target is {shown(target)}", hint=hint)
     if target == "cpu":
         from poly.codegen.host import host_machine
 
@@ -104,7 +108,7 @@ def compile(
     tune: Tuning | int | bool | None = None,
     progress: Progress | None = None,
 ) -> Kernel | StreamKernel: ...
-@checks_kinds(PolyError, "Schedule", "Tuning")
+@checks_kinds(PolyError, "Schedule", "Tuning", hint=lambda args, given: _meant(args, given))
 def compile(
     what: Program | Graph | Schedule | Nest[..., object] | str | onnx.ModelProto | Path,
     target: str | Machine = "cpu",
@@ -209,6 +213,23 @@ def _is_like(source: Program, program: Program, constants: Mapping[str, Array]) 
     return False
 
 
+def _meant(args: tuple[object, ...], given: Mapping[str, object]) -> str:
+    """The call that gives shapes to what takes them, where they came to `compile`; else nothing."""
+    what = args[0] if args else given.get("what")
+    if isinstance(what, str) and _is_einsum(what):
+        return f"einsum({what!r}, a, b)"
+    strange = {name: value for name, value in given.items() if name not in signature(compile).parameters}
+    named = strange.pop("shapes", strange)
+    if not isinstance(what, str | Path) or not isinstance(named, Mapping) or not named:
+        return ""
+    shapes = {str(name): getattr(value, "shape", value) for name, value in cast("Mapping[str, object]", named).items()}
+    if not any(isinstance(shape, tuple | list) for shape in shapes.values()):  # a near name of an argument is meant
+        return ""
+    if isinstance(what, Path) or _is_model_name(what):
+        return f"compile(from_onnx({str(what)!r}, shapes={shapes}))"
+    return f"compile(parse(text, {', '.join(f'{name}={shape}' for name, shape in shapes.items())}))"
+
+
 def _is_model(what: object) -> TypeGuard[onnx.ModelProto | Path]:
     """Told by the name of its class: onnx is imported only where there is a model."""
     return isinstance(what, Path) or type(what).__name__ == "ModelProto"
@@ -221,6 +242,7 @@ def _program_and_schedule(what: object) -> tuple[Program, Schedule | None]:
     found = _read_text(what) if isinstance(what, str) else program_of(what)
     if found is None:
         hint = "a Program, its text, a nest, a Schedule, a Graph or an ONNX model"
+        hint = model_instead(what) if any(hasattr(what, name) for name in ("model_proto", "state_dict")) else hint
         hint = f"poly.nest({what.__name__}), of a function of loops" if _is_named(what) else hint
         raise PolyError(f"cannot compile {type(what).__name__}", hint=hint)
     return found, None
@@ -255,12 +277,20 @@ def _graph_engine(
     return build_engine(graph, machine, compile_group, threads=threads, progress=progress, prepare_ahead=prepare_ahead)
 
 
+def _is_einsum(text: str) -> bool:
+    return fullmatch(r"[A-Za-z., ]+(->[A-Za-z. ]*)?", text) is not None and ("->" in text or "," in text)
+
+
+def _is_model_name(text: str) -> bool:
+    return text.strip().lower().endswith(".onnx")
+
+
 def _read_text(text: str) -> Program:
     """The program of a text; a file's name and an einsum string are met with where they belong."""
-    if text.strip().lower().endswith(".onnx"):
+    if _is_model_name(text):
         hint = f"compile(pathlib.Path({text!r})), or compile(from_onnx({text!r}))"
         raise PolyError(f"a text is a program, not the name of a file: {text!r}", hint=hint)
-    if fullmatch(r"[A-Za-z., ]+(->[A-Za-z. ]*)?", text) and ("->" in text or "," in text):
+    if _is_einsum(text):
         raise PolyError(f"{text!r} is a string of einsum, which has no shapes", hint=f"einsum({text!r}, a, b)")
     if search(r"^script\s*$", text, MULTILINE):
         raise PolyError("the text is of a schedule, not of a program", hint="compile(Schedule.parse(text))")

@@ -9,11 +9,19 @@ from html import escape
 from itertools import zip_longest
 from typing import Final
 
+_COLUMN: Final = 80  # characters of names
 _NUMBER: Final = re.compile(r"-?\d|-?$|not counted$")
 CSS: Final = (
     "font-family:ui-monospace,Menlo,Consolas,monospace;font-size:12px;line-height:1.4;text-align:left;"
     "color:inherit;background:transparent"
 )
+
+
+def some(names: Sequence[str], between: str = ", ") -> str:
+    """The first name, others as far as a column is wide, and how many more there are."""
+    shown = [n for k, n in enumerate(names) if k == 0 or len(between.join(names[: k + 1])) <= _COLUMN]
+    left = len(names) - len(shown)
+    return between.join(shown) + (f", and {left} more" if left else "")
 
 
 def counted(number: int, noun: str, several: str = "") -> str:

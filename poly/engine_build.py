@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 from poly.cache_content import package_hash, pickled, read_pickle
 from poly.console import Progress
@@ -178,8 +179,11 @@ class Build:
         key = (id(group), tuple(constants.values()))
         if key not in self.names:
             arrays = group.compute({n: self.given[o] for n, o in constants.items()})
-            self.names[key] = {n: f"{n} of {' '.join(constants.values())} #{len(self.names)}" for n in group.computed}
-            self.computed |= {self.names[key][n]: arrays[n] for n in group.computed}
+            found: dict[str, str] = {}
+            for name in group.computed:
+                found[name] = _computed_name(name, constants, self.computed)
+                self.computed[found[name]] = arrays[name]
+            self.names[key] = found
         return self.names[key]
 
     def constants(self) -> dict[str, Array]:
@@ -192,6 +196,13 @@ class Build:
         for array in found.values():
             array.flags.writeable = False
         return found
+
+
+def _computed_name(name: str, constants: Mapping[str, str], taken: Container[str]) -> str:
+    """A computed constant's name for a reader: of which constant it is a copy, else what it is made of; no other's."""
+    copied = max((n for n in constants if name.startswith(f"{n}_")), key=len, default="")
+    text = f"{constants[copied]} packed" if copied else f"{name} of {' '.join(constants.values())}"
+    return next(t for k in count(1) if (t := text if k == 1 else f"{text} {k}") not in taken)
 
 
 def _outside(graph: Graph, steps: Sequence[Step]) -> tuple[tuple[str, ...], tuple[str, ...]]:

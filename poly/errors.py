@@ -76,7 +76,7 @@ class ParseError(PolyError, ValueError):
         wanted: WantedShape | None = None,
     ) -> None:
         lines = text.split("\n")  # as Python counts them; splitlines() would cut at more
-        if 0 <= line - 1 < len(lines):
+        if text and 0 <= line - 1 < len(lines):
             first = max(0, column - _WIDTH // 2) if len(lines[line - 1]) > _WIDTH else 0
             shown = lines[line - 1][first : first + _WIDTH]
             message = f"{message}\n  line {line}: {shown}\n  {' ' * (len(f'line {line}: ') + column - first)}^"

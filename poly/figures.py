@@ -307,8 +307,9 @@ def timeline(report: Report | StreamKernel, *, first: int = 0, cycles: int | Non
             picture.broken_barh(bars, (row - 0.36, 0.72), color=colour, alpha=alpha, edgecolor="white", linewidth=0.6)
     busy = {e.name: e.busy / max(1, report.cycles) for e in report.engines}
     picture.set_yticks(range(len(names)), [f"{n}  {busy[n]:.0%}" for n in names])
-    picture.set(
-        xlim=(first, last), xlabel="cycles", title=f"{report.cycles} cycles, array {report.utilisation:.1%} used"
-    )
+    part = "" if (first, last) == (0, report.cycles) else f" {first:,} to {last:,} of {report.cycles:,}"
+    title = f"{report.cycles:,} cycles, array {report.utilisation:.1%} used"
+    label = f"cycles{part}; dark: at work, light: until the result is complete"
+    picture.set(xlim=(first, last), xlabel=label, title=title)
     picture.invert_yaxis()
     return figure

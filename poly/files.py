@@ -45,3 +45,12 @@ def what_instead(path: str | Path) -> str:
     if path.suffix.lower() == ".onnx":
         return "write or fetch the file again: onnx.checker.check_model(path) says the same"
     return "a file that onnx.save or torch.onnx.export has written; a program's text goes to poly.parse"
+
+
+def model_instead(value: object) -> str:
+    """For a value that is no model: how other libraries make one of it."""
+    if hasattr(value, "model_proto"):  # of torch.onnx.export(..., dynamo=True)
+        return "from_onnx(program.model_proto)"
+    if hasattr(value, "state_dict"):  # a module of torch
+        return 'torch.onnx.export(module, inputs, "model.onnx"), then from_onnx("model.onnx")'
+    return "from_onnx(file.read())" if hasattr(value, "read") else 'from_onnx("model.onnx")'

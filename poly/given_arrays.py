@@ -50,6 +50,10 @@ def array_of(
             raise RunError(text, hint=hint) from error
     if found.dtype != expected:
         hint = f"{spelled}.astype({expected.name!r})"
+        if found.dtype.kind == "c":  # a conversion drops what is imaginary
+            hint = f"{spelled}.real.astype({expected.name!r})"
+        elif found.dtype.names:
+            hint = f"one of its fields, as {spelled}[{found.dtype.names[0]!r}]"
         if type(array).__module__.partition(".")[0] == "torch":
             hint = f"{spelled}.to(torch.{expected.name})"
         raise RunError(f"{what} {name} is {found.dtype}, expected {expected.name}", hint=hint)

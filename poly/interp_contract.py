@@ -90,8 +90,12 @@ def _operand(value: Array, shape: Sequence[int]) -> Operand:
 
 
 def _product(a: Operand, b: Operand, out: tuple[int, ...]) -> Array:
-    """Two operands: axes of both that stay are a batch, axes of both that go are summed by a matrix product."""
-    a, b = _presummed(a, b, out), _presummed(b, a, out)
+    """Two operands: axes of both that stay are a batch, axes of both that go are summed by a matrix product; axes of
+    one that go are summed before it, or behind it where a factor is infinite: (1 - 1)*inf is not inf - inf.
+    """
+    if _finite((a, b)):
+        a, b = _presummed(a, b, out), _presummed(b, a, out)
+    late = tuple(k for k in (*a.axes, *b.axes) if k not in out and (k in a.axes) != (k in b.axes))
     batch = [k for k in a.axes if k in b.axes and k in out]
     inner = [k for k in a.axes if k in b.axes and k not in out]
     rows, columns = ([k for k in x.axes if k not in batch and k not in inner] for x in (a, b))
@@ -103,7 +107,12 @@ def _product(a: Operand, b: Operand, out: tuple[int, ...]) -> Array:
 
     result = np.matmul(flat(a, batch, rows, inner), flat(b, batch, inner, columns))
     order = [*batch, *rows, *columns]
-    return result.reshape([extent[k] for k in order]).transpose([order.index(k) for k in out])
+    whole = result.reshape([extent[k] for k in order]).transpose([order.index(k) for k in (*out, *late)])
+    return whole.sum(axis=tuple(range(len(out), whole.ndim))) if late else whole
+
+
+def _finite(operands: Sequence[Operand]) -> bool:
+    return all(bool(np.isfinite(x.array).all()) for x in operands)
 
 
 def _presummed(x: Operand, other: Operand, out: tuple[int, ...]) -> Operand:
@@ -118,4 +127,4 @@ def _einsum(operands: Sequence[Operand], out: tuple[int, ...]) -> Array:
     arguments: list[object] = []
     for operand in operands:
         arguments += [operand.array, list(operand.axes)]
-    return np.asarray(np.einsum(*arguments, list(out), optimize="greedy"))  # type: ignore[call-overload]
+    return np.asarray(np.einsum(*arguments, list(out), optimize="greedy" if _finite(operands) else False))  # type: ignore[call-overload]

@@ -101,6 +101,17 @@ class Source:
         return whole
 
 
+def _of_brackets(message: str, before: str, at_end: bool) -> str:
+    """What Python says of an expression in brackets of ours, of its own brackets. `before`: the text up to there."""
+    found = re.fullmatch(r"closing parenthesis '(.)' does not match opening parenthesis '(.)'( on line \d+)?", message)
+    if found is None:
+        return message
+    if at_end:
+        return f"{found[2]!r} was never closed"
+    opened = sum((c in "([{") - (c in ")]}") for c in before)
+    return message if opened else f"unmatched {found[1]!r}"
+
+
 @dataclass(frozen=True)
 class Fragment:
     """A piece of a source, `start` to `end` (exclusive), that knows its line and column."""
@@ -184,8 +195,9 @@ class Fragment:
                 at = re.search(rf"\b{word}\b", self.text)
                 text = f"{word!r} is a keyword of Python, and no name"
                 raise self.error(text, at.start() if at else 0, f"{word}_") from None
-            hint = _other_syntax(self.shown)
-            raise self.error_at(line, max(column, 1), f"not an expression: {error.msg}", hint) from None
+            before = "\n".join([*lines[: line - 1], *(each[:offset] for each in lines[line - 1 : line])])[1:]
+            text = f"not an expression: {_of_brackets(error.msg, before, line > len(lines))}"
+            raise self.error_at(line, max(column, 1), text, _other_syntax(self.shown)) from None
         except (ValueError, RecursionError, MemoryError):
             raise self.error("nested too deeply, or not text") from None
 

@@ -93,7 +93,7 @@ class For:
         for n in walk(self.body):
             if isinstance(n, Alloc):
                 return f"buffer {n.tensor.name} is inside"
-            if isinstance(n, For) and any(self.variable in b.names for b in (*n.lower, *n.upper)):
+            if isinstance(n, For) and any(self.variable in b.names for b in (*n.lower, *n.stops)):
                 return f"loop {n.variable} inside is as long as the lane says"
         return ""
 

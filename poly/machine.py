@@ -126,6 +126,10 @@ class Engine:
     features: tuple[str, ...] = ()
     dots: tuple[tuple[str, int], ...] = ()
 
+    def products(self, operator: str = "") -> float:
+        """Instances of an operator a cycle that an array does, or elements that it moves."""
+        return self.rows * self.cols * dict(self.dots).get(operator, 1) / self.cost.get(operator, self.rows)
+
     def __post_init__(self) -> None:
         where = f"engine {self.name}"
         _check_numbers(self, where)

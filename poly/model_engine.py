@@ -166,7 +166,7 @@ class ModelEngine(RunByName):
             raise RunError(f"inputs is {type(inputs).__name__}", hint="a dict from names to arrays")
         if out is not None:
             require_mapping(out, self.model.model.graph.name)
-        given = {name: np.asarray(v) if isinstance(v, np.generic) else v for name, v in inputs.items()}
+        given = {name: self.model.as_given(name, v) for name, v in inputs.items()}
         signature = self._checked_signature(given)
         with self._lock:
             self._last = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 
-from poly.document import Document, Explanation, bytes_text, seconds_text, table
+from poly.document import Document, Explanation, bytes_text, seconds_text, some, table
 from poly.errors import RunError
 from poly.expr import Const, IndexValue, Read, walk
 from poly.program import Program
@@ -66,7 +66,7 @@ class Profile(Explanation):
         every = sum(g.seconds for g in self.groups)
         known = [g.operations for g in self.groups if g.operations is not None]
         rows = [
-            (g.name, " ".join(g.statements) + _how(g), seconds_text(g.seconds),
+            (g.name, some(g.statements, " ") + _how(g), seconds_text(g.seconds),
              f"{g.seconds / every:.1%}", _billions(g.rate), bytes_text(g.bytes), _billions(g.bandwidth))
             for g in self.slowest
         ]  # fmt: skip

@@ -313,7 +313,8 @@ class SizedEngine(RunByName):
                 expected = ", ".join(map(str, t.extents(sizes)))
                 values = ", ".join(f"{self.graph.label(n)}={v}" for n, v in sizes.items())
                 message = f"input {self.graph.label(t.name)!r} is {list(given[t.name].shape)}, expected [{expected}]"
-                raise RunError(f"{message} at {values}", where=self.graph.name)
+                hint = f"only {', '.join(map(self.graph.label, sizes))} may vary; from_onnx fixed the other dimensions"
+                raise RunError(f"{message} at {values}", where=self.graph.name, hint=hint)
         self._require_range(sizes)
         return sizes
 

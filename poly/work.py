@@ -123,13 +123,14 @@ def read_array(file: str) -> Array:
             return found
         with found:
             names = list(found)
-            if name in names:
-                return found[name]
+            if name in names or (not name and len(names) == 1):
+                return found[name or names[0]]
     except (OSError, ValueError, EOFError, BadZipFile) as error:
         raise UsageError(f"{path}: {str(error).splitlines()[0]}", hint="a file that numpy.save has written") from error
     if name:
         raise UsageError(f"{path} has no array {name!r}", hint=f"arrays: {', '.join(names) or 'none'}")
-    raise UsageError(f"{path} holds several arrays", hint=f"{path}:{names[0] if names else 'NAME'}, one for each input")
+    text = f"{path} holds {'several' if names else 'no'} arrays"
+    raise UsageError(text, hint=f"{path}:{names[0] if names else 'NAME'}, one for each input")
 
 
 def _archived(file: str) -> tuple[str, str]:
@@ -163,14 +164,23 @@ def bindings(
             hint = f"--bind {name or text or 'batch'}=1"
             raise UsageError(f"--bind {given_as}: no extent of a dimension", hint=hint)
         given[name] = int(text)
-    return given, {name or "": _fixed(file, name, text) for name, text in constants}
+    return given, {name or "": _fixed(file, name, text) for name, text in _constants(constants)}
+
+
+def _constants(given: Sequence[Named]) -> list[Named]:
+    """Each fixed input by itself: a .npz without a name is all its arrays."""
+    return [one for each in given for one in (input_files([each]) if _is_data(each[1]) else [each])]
+
+
+def _is_data(file: str) -> bool:
+    return _archived(file)[0].endswith((".npy", ".npz"))
 
 
 def _fixed(file: str, name: str | None, text: str) -> Array:
     """The array of a fixed input: a file's, or a number in the dtype that the model declares."""
     if name is None:
         raise UsageError(f"--constant {text}: of which input?", hint=f"--constant INPUT={text}")
-    if text.endswith(".npy"):
+    if _is_data(text):
         return read_array(text)
     from poly.frontend.onnx_model import input_dtype, load_model
 
@@ -178,7 +188,8 @@ def _fixed(file: str, name: str | None, text: str) -> Array:
     try:
         return np.array(float(text) if is_float(dtype) else int(text), numpy_dtype(dtype))
     except (ValueError, OverflowError) as error:
-        raise UsageError(f"--constant {name}={text}: no {dtype}", hint="a number, or FILE.npy") from error
+        hint = f"{name}=NUMBER, {name}=FILE.npy or {name}=FILE.npz:ARRAY"
+        raise UsageError(f"--constant {name}={text}: no number of {dtype} and no file of arrays", hint=hint) from error
 
 
 def _load_onnx(

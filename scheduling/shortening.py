@@ -15,10 +15,10 @@ from dataclasses import replace
 
 import islpy as isl
 
-from poly.affine import Affine, Constraint, FloorDiv, Mod, var
-from poly.coefficients import set_of
+from poly.affine import Affine, Constraint, FloorDiv, Mod, Var, var
+from poly.coefficients import LARGEST, set_of
 from poly.errors import IllegalEdit, PolyError, ScheduleError
-from poly.program import Statement
+from poly.program import MOST_SIZE, Statement
 from poly.relations import free_sizes
 from poly.scheduling.paths import common_prefix
 from poly.scheduling.schedule import Mark, Schedule, changed
@@ -84,6 +84,12 @@ class _Left:
         names = self.schedule.nests[s.name].names
         found: isl.Set | None = None
         for loop in (n for n in names if n in self.ends):
+            values = self.vectors.box(s) or dict.fromkeys(names, (0, MOST_SIZE))
+            if _largest(self.ends[loop], values) >= LARGEST:
+                raise IllegalEdit(
+                    f"the end of loop {loop!r}, {self.ends[loop]}, gets larger than native code counts", kind="bounds",
+                    where=self.schedule.source.name, hint=f"numbers below {LARGEST}",
+                )  # fmt: skip
             beyond = set_of([Constraint(var(loop) - self.ends[loop])], names, self.parameters, s.name)
             found = beyond if found is None else found.union(beyond)
         found = None if found is None else found.intersect(self.vectors.range(s))
@@ -118,6 +124,18 @@ class _Left:
                 pairs = together(lost.apply_range(read.reverse()), private)
                 if not pairs.is_empty():
                     yield reader, pairs
+
+
+def _largest(expression: Affine, values: Mapping[str, tuple[int, int]]) -> int:
+    """A bound of the magnitude of all numbers on the way to an expression's value."""
+    total = abs(expression.constant)
+    for atom, factor in expression.terms:
+        match atom:
+            case Var(name):
+                total += abs(factor) * max(map(abs, values[name]))
+            case FloorDiv(argument, divisor) | Mod(argument, divisor):
+                total += abs(factor) * max(_largest(argument, values), divisor)
+    return total
 
 
 # ---- where loops of a group can end
@@ -168,14 +186,23 @@ class _Ends:
                     axes.setdefault(r.tensor, own[0])
 
     def _key(self, s: Statement, condition: Constraint, rows: int) -> str | None:
-        """Of terms from `row + c` on, the iterator that counts them; notes from which on no row of a block has any."""
+        """Of terms from `row + c` on, the iterator that counts them; notes from which on no row of a block has any.
+        Iterators that are loops around the block may take part in `c`.
+        """
         steps = {i: condition.expr.coefficient(i) for i in s.iterators if i in condition.expr.names}
         keys, others = [i for i, c in steps.items() if c == 1], [i for i, c in steps.items() if c == -1]
-        if condition.equality or not condition.expr.is_linear or (len(keys), len(others), len(steps)) != (1, 1, 2):
+        if condition.equality or not condition.expr.is_linear or (len(keys), len(others)) != (1, 1):
             return None
-        if self.schedule.nests[s.name].loops.get(self.block) != Affine.of(f"{others[0]}//{rows}"):
+        loops = self.schedule.nests[s.name].loops
+        if loops.get(self.block) != Affine.of(f"{others[0]}//{rows}"):
+            return None
+        around = {str(loops[n]): var(n) for n in self.schedule.outer(self.block)[:-1]}
+        further = {i: c for i, c in steps.items() if c not in (1, -1)}
+        if not further.keys() <= around.keys():
             return None
         first = rows * var(self.block) + rows - 1 - condition.expr.constant
+        for i, c in further.items():
+            first -= c * around[i]
         self.first = first if self.first is None or self.first == first else None
         return keys[0] if self.first is not None else None
 
@@ -210,4 +237,5 @@ def shorten(schedule: Schedule, loop: str, at: str) -> Schedule:
     schedule.under(loop)
     if (reason := why_not(schedule, loop, at)) is not None:
         raise ScheduleError(f"loop {loop!r} cannot end early: {reason}", where=schedule.source.name, hint="'2*i.o + 2'")
+    at = str(Affine.of(at))  # a text that parses back, for one meaning
     return finish(schedule, changed(schedule, marks=with_end(schedule, loop, at)), "shorten", loop=loop, at=at)

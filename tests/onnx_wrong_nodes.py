@@ -106,6 +106,14 @@ WRONG_NODES: Final[Sequence[tuple[str, Sequence[Operand], dict[str, Any], str]]]
     # recurrent
     ("LSTM", _STEPS, {"hidden_size": 2, "direction": "upward"}, "direction 'upward' is unknown"),
     ("LSTM", _STEPS, {"hidden_size": 2, "activations": ["Sigmoid", "Tanh", "Step"]}, "activation 'Step' is unknown"),
+    ("Attention", [f32(1, 2, 3, 4), f32(1, 2, 3, 5), f32(1, 2, 3, 2)], {"opset": 23, "is_causal": 1}, "other sizes"),
+    ("LayerNormalization", [_X, f32(8)], {}, "do not broadcast"),
+    ("LayerNormalization", [f32(2, 3, 1), f32(5)], {}, "\\[5\\] does not broadcast"),
+    ("LayerNormalization", [_X, f32(4), f32(2, 2, 3, 4)], {}, "does not broadcast"),
+    ("RMSNormalization", [_X, f32(8)], {"opset": 23}, "do not broadcast"),
+    ("RoiAlign", [_IMAGE, f32(3, 4), i64(0, 0)], {"opset": 16}, "batch_indices \\[2\\] for rois"),
+    ("ConvInteger", [np.ones((1, 1, 4, 4), np.uint8), np.ones((3, 1, 2, 2), np.uint8), np.uint8(1), _CODES[0, :2]],
+     {"opset": 10}, "zero points of weights are not \\[3\\]"),
     ("LinearAttention", [f32(1, 2, 4)] * 3, {**_HEADS, "update_rule": "none"}, "update_rule 'none' is unknown"),
     ("LinearAttention", [f32(1, 2, 4)] * 3, {**_HEADS, "update_rule": "gated"}, "decay does not go with"),
     # constants and codes

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -187,6 +188,29 @@ def test_sizes_near_the_end_of_integers(size: int) -> None:
 def doubled(N: int, A: f64[Array, "N"]) -> None:  # noqa: F821, UP037
     for i in range(N):
         A[i] = A[i] * 2
+
+
+@pytest.mark.parametrize(
+    ("call", "hint"),
+    [
+        (lambda: poly.compile(TEXT, A=(8, 6), B=(6, 4)), "compile(parse(text, A=(8, 6), B=(6, 4)))"),  # type: ignore
+        (lambda: poly.compile(TEXT, shapes={"A": (8, 6), "B": [6, 4]}), "compile(parse(text, A=(8, 6), B=[6, 4]))"),  # type: ignore
+        (lambda: poly.compile(TEXT, A=np.ones((8, 6)), B=4), "compile(parse(text, A=(8, 6), B=4))"),  # type: ignore
+        (lambda: poly.compile("m.onnx", shapes={"x": (1, 3)}), "compile(from_onnx('m.onnx', shapes={'x': (1, 3)}))"),  # type: ignore
+        (lambda: poly.compile(Path("m.onnx"), x=(1, 3)), "compile(from_onnx('m.onnx', shapes={'x': (1, 3)}))"),  # type: ignore
+        (lambda: poly.compile("ij,jk->ik", np.ones((8, 6)), np.ones((6, 4))), "einsum('ij,jk->ik', a, b)"),  # type: ignore
+        (lambda: poly.compile("y[i] = x[i]", np.ones(3)), "arrays go to what it returns: compile(what)(array)"),  # type: ignore
+        (lambda: poly.compile(PROGRAM, thread=2), "threads="),  # type: ignore
+        (lambda: poly.parse(TEXT, (8, 6), (6, 4)), "shapes have names: parse(text, A=(64, 96))"),  # type: ignore
+        (lambda: poly.parse(TEXT, A=np.ones((8, 6))), "A=A.shape; the array itself goes to the kernel"),  # type: ignore
+    ],
+)
+def test_shapes_where_they_are_not_taken_are_met_with_the_call_that_takes_them(
+    call: Callable[[], object], hint: str
+) -> None:
+    with pytest.raises(PolyError) as error:
+        call()
+    assert error.value.hint == hint
 
 
 def test_a_nest_is_compiled_as_it_is() -> None:

@@ -402,6 +402,33 @@ def test_show_numbers_groups_as_engines_do(tmp_path: Path, capsys: pytest.Captur
     save(helper.make_model(helper.make_graph(nodes, "g", [x], [y], constants), opset_imports=opset), path)
     assert poly("show", str(path), "--level", "program", "--group", "0") == 0
     assert "y[" in capsys.readouterr().out  # what is known when compiling is in no group (docs/decisions/0017)
+    assert poly("show", str(path), "--level", "program", "--group", "5") == 2
+    assert "no group 5\n  try: --group N, of 0\n" in capsys.readouterr().err
+    assert [commands._spans(n) for n in ([0], [0, 1, 3], [0, 2, 4, 5, 6])] == ["0", "0 to 1, 3", "0, 2, 4 to 6"]
+
+
+def test_fixed_inputs_are_arrays_of_files_and_archives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from onnx import TensorProto, helper, save
+
+    nodes = [helper.make_node("Reshape", ["x", "shape"], ["r"]), helper.make_node("Tile", ["r", "times"], ["y"])]
+    kinds = {"x": TensorProto.FLOAT, "shape": TensorProto.INT64, "times": TensorProto.INT64}
+    inputs = [helper.make_tensor_value_info(n, k, [6] if n == "x" else [2]) for n, k in kinds.items()]
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    path, fixed, one = (str(tmp_path / name) for name in ("m.onnx", "fixed.npz", "one.npz"))
+    opset = [helper.make_opsetid("", 17)]
+    save(helper.make_model(helper.make_graph(nodes, "g", inputs, [y]), opset_imports=opset), path)
+    np.savez(fixed, shape=np.array([2, 3]), times=np.array([2, 1]))
+    np.savez(one, np.array([3, 2]))
+    for given in ([fixed], [f"shape={fixed}:shape", f"times={fixed}:times"], [f"shape={one}", f"times={one}"]):
+        assert poly("run", path, *(word for g in given for word in ("--constant", g)), "--check") == 0
+        assert "groups" in capsys.readouterr().out  # not by stages
+    for given, said in (
+        (f"shape={fixed}", f"{fixed}:shape, one for each"), (one, "of which input?"),
+        ("shape=none.npy", "no file none.npy"), ("shape=two", "shape=FILE.npz:ARRAY"),
+        (f"shape={fixed}:x", "has no array 'x'\n  try: arrays: shape, times"),
+    ):  # fmt: skip
+        assert poly("run", path, "--constant", given) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_shown_schedule_is_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -426,7 +453,7 @@ def test_show_group_of_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "\nconstant " in capsys.readouterr().out  # weights are known when compiling, as they are to an engine
     assert poly("show", str(path), *shape, "--level", "loops") == 2
     assert poly("show", str(path), *shape, "--level", "loops", "--group", "99") == 2
-    assert "--group 0 to" in capsys.readouterr().err
+    assert "try: --group N, of 0" in capsys.readouterr().err
 
 
 def test_a_case_of_the_regression_tests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

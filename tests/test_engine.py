@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import helper
 
 import poly
 from poly.codegen.host import host_machine
@@ -19,7 +20,7 @@ from poly.graph import Graph, Node
 from poly.machine import Machine
 from poly.pointers import address
 from poly.program import Program
-from tests.onnx_helpers import node_model, reference
+from tests.onnx_helpers import chain_model, node_model, reference
 
 
 def refuse(_program: Program, _machine: Machine) -> CompiledGroup:
@@ -123,6 +124,18 @@ def test_constants_start_at_lines() -> None:
     assert len(found) > 2 and not any(at % 64 for at in found)
     wanted = reference(model, arrays)
     assert all(np.abs(array - wanted[name]).max() < 1e-5 for name, array in engine.run(arrays).items())
+
+
+def test_packed_constants_are_called_after_what_they_are_copies_of() -> None:
+    """So that `print(engine)` can be read; a constant that is packed in two ways has two names."""
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["a"]), helper.make_node("MatMul", ["y", "w"], ["b"])]
+    random = np.random.default_rng(0)
+    x, y, w = (random.random(shape).astype("f4") for shape in ((64, 96), (3, 96), (96, 160)))
+    model, _ = chain_model(nodes, {"x": x, "y": y}, ["a", "b"], constants={"w": w})
+    engine = poly.compile(poly.from_onnx(model))
+    assert isinstance(engine, Engine)
+    assert "w packed" in engine.constants and {*engine.constants} <= {"w", "w packed", "w packed 2"}
+    assert "y, w packed" in str(engine)
 
 
 TWO = """

@@ -93,7 +93,7 @@ MISTAKES: list[tuple[str, str, str]] = [
     ('parse("y[i] = pow(x[i])", x=(8,))', "pow(x, y)", 'parse("y[i] = pow(x[i], 2)", x=(8,))'),
     ('parse("y[i] = x[i] where i > 100", x=(8,))', "a larger tensor", 'parse("y[i] = x[i] where i > 100", x=(200,))'),
     ('parse("y[i] = x[i]", shapes={"x": (8,)}, x=(8,))', "A=(64", 'parse("y[i] = x[i]", x=(64,))'),
-    ('parse("y[i] = x[i]", (8,))', "parse(text, *, dtypes=None, **shapes)", 'parse("y[i] = x[i]", x=(8,))'),
+    ('parse("y[i] = x[i]", (8,))', "shapes have names: parse(text, A=(64, 96))", 'parse("y[i] = x[i]", x=(8,))'),
     # compile
     ("poly.compile(program, thread=2)", "threads=", "poly.compile(program, {}1)"),
     ("poly.compile()", "compile(", "poly.{}program)"),

@@ -526,3 +526,13 @@ def test_shifts_keep_every_bit(dtype: str, vectorised: bool) -> None:
     assert found["r"].tolist() == [v >> 2 for v in values]
     wanted = np.array([(v << by) % (1 << info.bits) for v in values], np.uint64).astype(a.dtype)
     assert found["l"].tolist() == wanted.tolist() == poly.compile(program)(a)[1].tolist()
+
+
+@pytest.mark.parametrize("body", ["x[j, m]*w[k]", "x[j, m]*w[k]*x[k, m]"])
+@pytest.mark.parametrize("vectorised", [False, True])
+def test_what_is_infinite_is_multiplied_before_it_is_summed(body: str, vectorised: bool) -> None:
+    """2*inf - 1*inf is NaN: a factor's own sum, taken first, made it inf."""
+    program = poly.parse(f"y[m] += {body} where 0 <= j < 2 and 0 <= k < 2", x=(2, 3), w=(2,))
+    x = np.array([[2, 2, 1], [-1, 1, 3]], np.float32)
+    found = run_program(program, {"x": x, "w": np.array([np.inf, 1], np.float32)}, vectorised=vectorised)["y"]
+    np.testing.assert_array_equal(found, np.array([np.nan, np.inf, np.inf], np.float32))

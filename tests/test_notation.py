@@ -787,3 +787,22 @@ def test_the_shape_of_a_vector_may_be_an_int() -> None:
     assert parse("y[i] = x[i]", x=3) == parse("y[i] = x[i]", x=(3,)) == parse("y[i] = x[i]", x=np.int64(3))  # pyright: ignore[reportArgumentType]
     with pytest.raises(ShapeError, match="not True"):
         parse("y[i] = x[i]", x=True)
+
+
+@pytest.mark.parametrize(
+    ("body", "message", "column"),
+    [
+        ("A[i,j]*A[j,k", "not an expression: '[' was never closed", 20),
+        ("A[i,k]]", "not an expression: unmatched ']'", 15),
+        ("(A[i,k)", "not an expression: closing parenthesis ')' does not match opening parenthesis '['", 15),
+        ("A[i,:]", "a slice has no meaning in a body", 13),
+    ],
+)
+def test_errors_of_brackets_and_subscripts_show_the_line_once_and_what_was_written(
+    body: str, message: str, column: int
+) -> None:
+    with pytest.raises(ParseError) as error:
+        parse(f"C[i,k] = {body}", A=(2, 3))
+    first, line, caret, *_ = str(error.value).splitlines()
+    assert first == message and line == f"  line 1: C[i,k] = {body}"
+    assert caret.strip() == "^" and caret.index("^") - len("  line 1: ") == column

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from poly.compiler import compile as compile_for
-from poly.errors import OnnxError
+from poly.errors import OnnxError, PolyError
 from poly.frontend.onnx_import import from_onnx
 from poly.frontend.onnx_notation import Call
 from poly.frontend.onnx_survey import survey_onnx
@@ -95,6 +95,39 @@ def test_dynamic_extents_are_bound_by_input_or_by_name(shapes: dict[str, object]
 def test_bad_bindings_are_refused(shapes: dict[str, object], message: str) -> None:
     with pytest.raises(OnnxError, match=message):
         from_onnx(dynamic_model(), shapes)  # type: ignore[arg-type]
+
+
+def test_dimensions_without_an_extent_are_all_named_at_once() -> None:
+    dims = {"x": ["N", 3, "L"], "y": ["N", "L + 1", 1]}
+    node = helper.make_node("Concat", ["x", "y"], ["z"], axis=1)
+    model = chain_model([node], {"x": f32(2, 3, 1), "y": f32(2, 2, 1)}, ["z"], dims=dims)[0]
+    with pytest.raises(OnnxError) as error:
+        from_onnx(model)
+    assert error.value.hint is not None
+    call, _, ranges = error.value.hint.partition(" with the extents you need, or ")
+    assert call == "from_onnx(..., shapes={'N': 1, 'L': 1})" and ranges == "ranges={'N': (1, 64)} for any of a range"
+    assert [t.extents({}) for t in from_onnx(model, {"N": 1, "L": 1}).tensors][0] == (1, 3, 1)
+
+
+def test_a_model_may_be_the_bytes_of_its_file() -> None:
+    assert str(from_onnx(dynamic_model().SerializeToString(), {"x": (2, 3, 4)})) == str(
+        from_onnx(dynamic_model(), {"x": (2, 3, 4)})
+    )
+    with pytest.raises(OnnxError, match="3 bytes that are no ONNX model"):
+        from_onnx(b"abc")
+
+
+@pytest.mark.parametrize(
+    ("attribute", "hint"),
+    [("model_proto", "program.model_proto"), ("state_dict", "torch.onnx.export"), ("read", "file.read()")],
+)
+def test_what_stands_for_a_model_is_met_with_how_it_becomes_one(attribute: str, hint: str) -> None:
+    value = type("Other", (), {attribute: None})()
+    with pytest.raises(OnnxError, match=re.escape(hint)):
+        from_onnx(value)  # type: ignore[call-overload]
+    if attribute != "read":
+        with pytest.raises(PolyError, match=rf"cannot compile Other(.|\n)*{re.escape(hint)}"):
+            compile_for(value)  # type: ignore[call-overload]
 
 
 def test_an_input_that_decides_a_shape_can_be_given_as_a_constant() -> None:

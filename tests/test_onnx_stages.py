@@ -18,6 +18,7 @@ from poly.errors import FallbackWarning, OnnxError, RunError, SettingWarning
 from poly.frontend.onnx_stages import StagedModel
 from poly.model_engine import ModelEngine
 from tests.onnx_helpers import assert_close, chain_model, node_model, reference
+from tests.test_calls import Exporter
 from tests.test_onnx import f32
 from tests.test_onnx_symbolic import cache_inputs, cache_model
 
@@ -115,6 +116,21 @@ def test_what_a_model_took_once_is_not_looked_at_again(monkeypatch: pytest.Monke
         for _ in range(2):
             with pytest.raises(RunError, match="'x'"):
                 engine.run({"x": wrong})
+
+
+def test_arrays_of_other_libraries_and_lists_are_read_as_by_a_kernel() -> None:
+    """Where a stage begins they are arrays: their shapes are part of its key, and numpy and the evaluator take them."""
+    nodes = [helper.make_node("NonZero", ["x"], ["where"]), helper.make_node("Softmax", ["x"], ["y"], axis=-1)]
+    model, _ = chain_model(nodes, {"x": f32(2, 3)}, ["y", "where"], dims={"x": ["n", None]})
+    engine = engine_of(model)
+    for shape in ((2, 3), (5, 4)):
+        x = f32(*shape)
+        for given in (Exporter(x), x.tolist()):
+            assert_close(engine.run({"x": given}), reference(model, {"x": x}))  # type: ignore[arg-type]
+    with pytest.raises(RunError, match=r"input 'x'.*float64, expected float32(.|\n)*inputs\['x'\].astype"):
+        engine.run({"x": Exporter(f32(2, 3).astype(np.float64))})
+    with pytest.raises(RunError, match="input 'x': NoneType is no array"):
+        engine.run({"x": None})
 
 
 def test_computed_values_that_decide_end_a_stage() -> None:
@@ -376,3 +392,17 @@ def test_arrays_that_outputs_are_copied_to_are_checked_before_any_is_written() -
             engine.run(arrays, out=out)  # type: ignore[arg-type]
         assert (whole == 7).all()
     np.testing.assert_array_equal(engine.run(arrays, out={"z": whole[2:]})["z"], -arrays["x"])
+
+
+def test_an_output_that_a_node_does_not_have_is_refused() -> None:
+    """It was a KeyError of Python's."""
+    x = f32(2, 3)
+    model, _ = chain_model([helper.make_node("Relu", ["x"], ["y", "z"])], {"x": x}, ["y", "z"])
+    with pytest.raises(OnnxError, match="output 'z' is computed by no node"):
+        poly.compile(model).run({"x": x})
+
+
+def test_boxes_without_scores_are_refused() -> None:
+    model, inputs = node_model("NonMaxSuppression", [f32(1, 7, 4), f32(1, 1, 6)], opset=11)
+    with pytest.raises(RunError, match="not of as many batches and boxes"):
+        poly.compile(model).run(inputs)

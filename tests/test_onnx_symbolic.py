@@ -217,7 +217,7 @@ def test_inputs_outside_of_the_ranges() -> None:
     proto, _ = AFFINE["dense"]
     engine = poly.compile(poly.from_onnx(proto, ranges={"batch": (1, 4), "len": (2, 8)}))
     for shape, message in (((5, 4, 6), r"outside of the ranges\n.*gave batch from 1 to 4$"),
-                           ((1, 1, 6), "gave len from 2 to 8$"), ((1, 4, 7), r"expected \[1, 4, 6\] at batch=1, len=4"),
+                           ((1, 1, 6), "gave len from 2 to 8$"), ((1, 4, 7), r"len=4\n.*only batch, len may"),
                            ((4, 6), "rank 3")):  # fmt: skip
         with pytest.raises(RunError, match=message):
             engine.run({"x": np.zeros(shape, "f4")})

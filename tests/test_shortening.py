@@ -90,6 +90,33 @@ def test_what_is_no_end_is_refused() -> None:
         blocked().unroll("S.j.o").shorten("S.j.o", "S.i.o + 1")
 
 
+def test_an_end_differs_between_copies() -> None:
+    """The first of an unrolled loop's copies took its inner loop's end for that of all."""
+    text = "y[i] += x[i, j] optional j >= i"
+    program = poly.parse(text, x=(8, 8))
+    x = np.tril(np.arange(64, dtype=np.float32).reshape(8, 8), -1)
+    schedule = Schedule(program).shorten("j", "y_update.i").unroll("y_update.i")
+    found = poly.compile(program, schedule=schedule, threads=1)(x)
+    np.testing.assert_array_equal(np.asarray(found), x.sum(1))
+
+
+def test_an_end_beyond_64_bits_is_refused() -> None:
+    """Native code went round: rows from 8 on were left out."""
+    schedule = Schedule(poly.parse("y[i] += x[i, j] optional j >= 8*i", x=(40, 8)))
+    assert ends(schedule.shorten("j", f"{2**48}*y_update.i")) == ["281474976710656*y_update.i"]
+    for at in (f"{2**60}*y_update.i", f"{2**60}*y_update.i // 3"):
+        with pytest.raises(IllegalEdit, match="larger than native code counts"):
+            schedule.shorten("j", at)
+    with pytest.raises(IllegalEdit, match="larger than native code counts"):
+        schedule.shorten("j", f"{2**48}*y_update.i").shift("y_update", "y_update.i", 2**20)
+
+
+def test_an_end_is_written_in_one_way() -> None:
+    schedule = Schedule(poly.parse("y[i] += x[i, j] optional j >= i", x=(8, 8)))
+    odd = schedule.shorten("j", "(y_update.i) # its row\n")
+    assert odd == schedule.shorten("j", "y_update.i") == Schedule.parse(str(odd))
+
+
 def test_texts_and_later_edits() -> None:
     schedule = shortened()
     assert Schedule.parse(str(schedule)) == schedule
