@@ -29,17 +29,18 @@ def ask_of_store(s: State, tensor: Tensor, subscripts: Sequence[Affine], now: Ad
     if s.ahead is None or now is None or not now.lane_stride or tensor.scope:
         return
     elements = _side_by_side(s, now.lane_stride)
-    longer = elements * size_bytes(tensor.dtype) > s.target.line
-    _ask(s, tensor, subscripts, now, *s.ahead, elements if longer else 0, unaligned=s.past)
+    stored, line = elements * size_bytes(tensor.dtype), s.target.line
+    _ask(s, tensor, subscripts, now, *s.ahead, elements if stored > line else 0, unaligned=s.past, whole=stored == line)
 
 
 def _ask(
     s: State, tensor: Tensor, subscripts: Sequence[Affine], now: Address, loop: str, ahead: int, elements: int,
-    *, unaligned: bool = False,
+    *, unaligned: bool = False, whole: bool = False,
 ) -> None:  # fmt: skip
     """Ask for what is touched some iterations of a loop later, if that moves with the loop: once for all of a body that
     lies in so many elements (0: in a line), and each line of them where they are longer than one. The last element
-    counts: where memory starts inside a line, it is in the next.
+    counts: where memory starts inside a line, it is in the next; of a store of a line's length the last that is stored
+    (`whole`), where the iteration before asked for what lies before it.
     Past the loop's end that is what lies there in memory. An element that all lanes share and that stays in its line
     for several iterations is no stream: the mark asks for nothing there.
     """
@@ -54,7 +55,8 @@ def _ask(
     else:
         address = now.at(0)._replace(constant=now.constant + ahead * step)
     apart = min(elements or line, line)
-    first = address.constant // apart * apart + apart - 1
+    behind = whole and step == line
+    first = address.constant + line - 1 if behind else address.constant // apart * apart + apart - 1
     for place in range(first, first + max(elements, 1), line):
         pointer = pointer_to(s, tensor, address._replace(constant=place))
         if f"ask {pointer}" not in s.writer.local:

@@ -116,7 +116,7 @@ class Walker:
 
     def _ends(self, node: For) -> Ends:
         found = ends_of(self.s.indices, node)
-        if all(len(b) == 1 and not b[0].terms for b in (node.lower, node.upper)):
+        if all(len(b) == 1 and not b[0].terms for b in (node.lower, node.stops)):
             self.fixed[id(node)] = found
         return found
 

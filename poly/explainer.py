@@ -9,7 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from poly.document import Document, Explanation, Text, bytes_text, count_text, counted, ratio_text, seconds_text, table
+from poly.document import (
+    Document,
+    Explanation,
+    Text,
+    bytes_text,
+    count_text,
+    counted,
+    ratio_text,
+    seconds_text,
+    some,
+    table,
+)
 from poly.engine import CompiledGroup, Engine, Step
 from poly.errors import PolyError
 from poly.frontend.nest import Nest
@@ -220,7 +231,7 @@ class EngineExplanation(Explanation):
             micro = sum(cycles) / max(1, e.machine.clock_mhz)
             facts.insert(2, ("cycles", f"{count_text(sum(cycles))} ({micro:.1f} us)"))
         rows = [
-            (g.name, " ".join(g.statements), "; ".join(g.tiles), bytes_text(g.moved), _times(g.moved, g.compulsory),
+            (g.name, some(g.statements, " "), some(g.tiles, "; "), bytes_text(g.moved), _times(g.moved, g.compulsory),
              *(("-" if g.cycles is None else count_text(g.cycles),) if cycles else ()),
              seconds_text(g.seconds) if g.compiled else "not compiled")
             for g in self.groups
@@ -316,7 +327,7 @@ class SizedExplanation(Explanation):
     def document(self) -> Document:
         e = self.engine
         rows = [
-            (s.name, " ".join(s.statements), ", ".join(map(e.graph.label, s.outputs)), seconds_text(s.kernel.seconds))
+            (s.name, some(s.statements, " "), ", ".join(map(e.graph.label, s.outputs)), seconds_text(s.kernel.seconds))
             for s in e.steps
         ]
         facts = (

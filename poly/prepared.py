@@ -173,6 +173,7 @@ def _of_policy(program: Program, machine: Machine, threads: int, early: bool) ->
     """
     from poly.scheduling.cpu import schedule_for_cpu, schedule_one_by_one
     from poly.scheduling.cpu_each import schedule_each
+    from poly.scheduling.result_blocks import with_result_blocks
     from poly.scheduling.shared_sums import share_sums
     from poly.scheduling.thread_blocks import with_thread_blocks
 
@@ -180,6 +181,7 @@ def _of_policy(program: Program, machine: Machine, threads: int, early: bool) ->
 
     def first(program: Program, machine: Machine, threads: int) -> Schedule:
         shared = with_thread_blocks(share_sums(program, machine, threads), machine, threads)
+        shared = with_result_blocks(shared, machine, threads)
         return schedule_for_cpu(shared, machine, threads, code.begin if code is not None else None)
 
     refused = ""

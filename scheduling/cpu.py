@@ -24,6 +24,7 @@ from poly.scheduling.cpu_across import across_of, schedule_across
 from poly.scheduling.cpu_beside import beside_of, schedule_beside
 from poly.scheduling.cpu_block import schedule_contraction
 from poly.scheduling.cpu_chain import keep_values
+from poly.scheduling.cpu_column_blocks import column_blocks_of, schedule_column_blocks
 from poly.scheduling.cpu_contract import contraction_of
 from poly.scheduling.cpu_edits import pieces_of
 from poly.scheduling.cpu_free import schedule_free
@@ -214,6 +215,7 @@ class Policy(Generic[P]):
 
 ACROSS: Final = Policy(across_of, schedule_across)  # of a reduction of short rows, and of groups of them
 SIBLINGS: Final = Policy(siblings_of, schedule_siblings)  # of groups of sums of columns
+COLUMNS: Final = Policy(column_blocks_of, schedule_column_blocks)  # of groups of rows with lanes across them
 STAGES: Final = Policy(stages_of, schedule_stages)  # of groups of row blocks only
 POLICIES: Final = (
     Policy(turned_of, schedule_turned),
@@ -269,9 +271,10 @@ def _schedule_parts(schedule: Schedule, group: Group, machine: Machine, threads:
         found = keep_values(schedule_rows(schedule, group, rows, machine, threads), group, machine)
     if found is not None:
         return _shared(schedule, found, group, machine, threads, len(group.box or ()))
-    together = None if group.block else SIBLINGS.apply(schedule, group, machine, threads)
-    if together is not None:
-        return _shared(schedule, together, group, machine, threads)
+    for policy in () if group.block else (SIBLINGS, COLUMNS):
+        together = policy.apply(schedule, group, machine, threads)
+        if together is not None:
+            return _shared(schedule, keep_values(together, group, machine), group, machine, threads)
     for part in group.parts:
         schedule = schedule_group(schedule, part, machine, threads)
     return schedule

@@ -23,7 +23,6 @@ from poly.scheduling.cpu_block_copies import Packing
 from poly.scheduling.cpu_block_matrix import MatrixTiles, made_in_copies
 from poly.scheduling.cpu_block_steps import Steps
 from poly.scheduling.cpu_chain import keep_values
-from poly.scheduling.cpu_core import WALKED
 from poly.scheduling.cpu_edits import cut, fused, loop_of, ordered, unrolled
 from poly.scheduling.cpu_facts import axis_of, reduction_extents
 from poly.scheduling.cpu_first_use import with_first_use
@@ -38,8 +37,6 @@ from poly.scheduling.uneven import shorter_ends
 
 # Of the work: pieces up to it are not laid out; of a quarter, that costs up to a twentieth of the time.
 EDGE_SHARE = 1 / 16
-# Register tiles of the inner loop from which on what they store is asked for along it: its last ones ask for nothing.
-FEWEST_TILES = 4
 
 
 def schedule_contraction(schedule: Schedule, group: Group, plan: BlockPlan, machine: Machine) -> Schedule:
@@ -207,8 +204,9 @@ class Blocking(Tiling[BlockPlan]):
 
     def _on_way(self, schedule: Schedule, names: Sequence[str], piece: Piece) -> Schedule:
         """What is packed while the first tile of rows uses it."""
-        for name in (n for n in names if self._is_update(schedule, n)):
-            for pack in (p for p in self.plan.packs if p.on_way and p.site == "lanes"):
+        packs = [p for p in self.plan.packs if p.on_way and p.site == "lanes"]
+        for name in (n for n in names if packs and self._is_update(schedule, n)):
+            for pack in packs:
                 buffer = schedule.program.statement[name].reads[pack.read].tensor
                 first = {self._iterator(schedule, name, self.plan.rows): piece.low}
                 if len(copies_into(schedule, buffer)) == 1:
@@ -222,8 +220,10 @@ class Blocking(Tiling[BlockPlan]):
             schedule = self._tile_loops(schedule, strip, piece, name, depth)
         if self.matrix.suits(strip, piece):
             return self._matrix_tile(schedule, names, depth, blocks)
-        schedule = self._tile(schedule, names, depth, blocks, piece.tile)
-        schedule = self._results_asked(schedule, strip, piece, names, depth + blocks)
+        schedule, names = self._tile(schedule, names, depth, blocks, strip, piece)
+        if not self._is_edge(strip, piece):
+            tiles = schedule.nests[names[0]].names[depth + blocks : depth + blocks + 2]
+            schedule = self.ahead.results(schedule, strip, piece, tiles)
         longest = max(strip.rows, key=lambda p: p.high - p.low)
         return self.ahead.blocks(self.ahead.copies(schedule, names), names) if piece == longest else schedule
 
@@ -258,22 +258,6 @@ class Blocking(Tiling[BlockPlan]):
             schedule = self.steps.in_body(schedule, name, inner, points, (piece.tile, strip.width))
         return unrolled(schedule, points[:-1]).vectorise(points[-1])
 
-    def _results_asked(
-        self, schedule: Schedule, strip: Strip, piece: Piece, names: Sequence[str], depth: int
-    ) -> Schedule:
-        """What tiles store is asked for ahead where they write more rows of memory, each a piece, before they go on in
-        the first of them, than a prefetcher follows.
-        """
-        plan, update = self.plan, next(s for s in self.group.statements if s.combiner is not None)
-        last, axes = update.write.index[-1], self.group.axes[update.name]
-        along = isinstance(last, Affine) and axes[plan.lanes] in last.names  # tiles are rows of memory, not columns
-        inner = strip.block if plan.lanes_inside else plan.row_block or -(-(piece.high - piece.low) // piece.tile)
-        rows = (piece.tile if along else strip.width * plan.vector) * (inner if along != plan.lanes_inside else 1)
-        if rows <= WALKED or self._is_edge(strip, piece):
-            return schedule
-        tiles = schedule.nests[names[0]].names[depth : depth + 2]
-        return self.ahead.results(schedule, tiles[inner >= FEWEST_TILES])
-
     def _laid_out(self, schedule: Schedule, name: str, loops: Sequence[str], piece: Piece) -> Schedule:
         """The reduction's loops that are shorter at the ends of a tile, laid out so that each of its rows has its own.
         """
@@ -299,21 +283,28 @@ class Blocking(Tiling[BlockPlan]):
         target = schedule.program.tensor[s.write.tensor]
         return across and target.source_name != update.write.tensor
 
-    def _tile(self, schedule: Schedule, names: Sequence[str], depth: int, blocks: int, height: int) -> Schedule:
-        """What the statements of a register tile share; its target in registers."""
+    def _tile(
+        self, schedule: Schedule, names: Sequence[str], depth: int, blocks: int, strip: Strip, piece: Piece
+    ) -> tuple[Schedule, Sequence[str]]:
+        """What the statements of a register tile share; its target in registers. Also the statements by new names."""
         schedule = fused(schedule, names, range(depth, depth + blocks + 2))
         loops = schedule.nests[names[0]].names
         updates = [n for n in names if self._is_update(schedule, n)]
         if not updates:
-            return schedule
+            return schedule, names
         if blocks:
-            schedule = self._packed_at(schedule, names, "rows", loops[depth], height)
+            schedule = self._packed_at(schedule, names, "rows", loops[depth], piece.tile)
         tiles = loops[depth + blocks : depth + blocks + 2]
         schedule = self._with_sums(schedule, schedule.program.statement[updates[0]], tiles[-1])
-        schedule = self.ahead.rows(schedule, updates[0], tiles[0 if self.plan.lanes_inside else 1], height)
+        schedule = self.ahead.rows(schedule, updates[0], tiles[0 if self.plan.lanes_inside else 1], piece.tile)
         schedule = self.ahead.constants(schedule, updates[0])
         schedule = self.ahead.lanes(schedule, updates[0])
-        return self.ahead.beside(schedule, names, tiles[-1])
+        schedule = self.ahead.beside(schedule, names, tiles[-1])
+        copies = piece == strip.rows[0] and any(p.on_way and p.site == "lanes" for p in self.plan.packs)
+        if copies or self._is_edge(strip, piece):
+            return schedule, names
+        schedule, update = self.steps.with_rest(schedule, updates[0], (piece.tile, strip.width))
+        return schedule, [update if n == updates[0] else n for n in names]
 
     def _matrix_tile(self, schedule: Schedule, names: Sequence[str], depth: int, blocks: int) -> Schedule:
         """What the statements of a register tile in a matrix unit share."""

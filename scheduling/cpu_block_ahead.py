@@ -13,7 +13,7 @@ from poly.program import Access, Program, Statement
 from poly.relations import bound_domain
 from poly.scheduling.asked_copies import copies_into
 from poly.scheduling.cpu_block_steps import Steps
-from poly.scheduling.cpu_core import core_of, own_share
+from poly.scheduling.cpu_core import WALKED, core_of, last_share, own_share
 from poly.scheduling.cpu_edits import results_asked
 from poly.scheduling.cpu_facts import (
     BYTES_AHEAD,
@@ -23,7 +23,7 @@ from poly.scheduling.cpu_facts import (
     own_capacity,
     reduction_extents,
 )
-from poly.scheduling.cpu_plan import BlockPlan, Pack
+from poly.scheduling.cpu_plan import BlockPlan, Pack, Piece, Strip
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Mark, Schedule
 from poly.sets import interval
@@ -35,6 +35,23 @@ FEW_USES, AHEAD_SHARE = 2, 4
 # beyond, and sums are so many times longer than what is asked for behind their end.
 FEWEST_ROWS, LONG_SUM = 6, 8
 TILES_AHEAD = 2  # that results are asked for: in one, their lines come too late
+STAYING = 0.6  # of a core's own caches, which hold other operands too: more results than that do not stay
+# Register tiles of the inner loop from which on what they store is asked for along it: its last ones ask for nothing.
+FEWEST_TILES = 4
+FOLLOWED = 64  # rows of results of short sums that prefetchers do not follow at once; of others `WALKED` (0135)
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """Rows of memory that register tiles store: along an axis, so many by a `tile`, and `all` before the first one goes
+    on; asked for `along` the inner loop over tiles or the outer one, which are `below` each other.
+    """
+
+    axis: int
+    tile: int
+    all: int
+    along: int
+    below: bool
 
 
 @dataclass(frozen=True)
@@ -191,16 +208,40 @@ class Ahead:
                 schedule = schedule.prefetch(vector, tile)
         return schedule
 
-    def results(self, schedule: Schedule, tiles: str) -> Schedule:
-        """What the register tiles of a loop store is asked for some tiles ahead where a core's own caches do not hold
-        it, the last one is slow, and operations take longer than a line comes.
+    def results(self, schedule: Schedule, strip: Strip, piece: Piece, tiles: Sequence[str]) -> Schedule:
+        """What the register tiles of a piece store is asked for some tiles ahead where a core's own caches do not hold
+        it, the last one is slow, and tiles write more rows of memory before they go on in the first of them than
+        prefetchers follow. Where sums are short also less of it, if rows lie apart and the caches do not hold all
+        operands; not where it comes from memory then.
         """
         core, update = core_of(self.machine, 1), next(s for s in self.group.statements if s.combiner is not None)
-        steps = prod(reduction_extents(schedule.source, update, self.group.axes[update.name]).values())
-        bound_by_memory = steps / core.fma < core.line / core.caches[-1].rate
-        if not core.afar or bound_by_memory:
+        program, axes = schedule.source, self.group.axes[update.name]
+        rows = self._stored(strip, piece, update)
+        far = program.tensor[update.write.tensor].nbytes(program.binding) > last_share(self.machine, 1)
+        steps = prod(reduction_extents(program, update, axes).values())
+        short = steps / core.fma < core.line / core.caches[-1].rate  # operations end before a line comes from memory
+        apart = bytes_apart(program, update.write, axes[rows.axis]) or core.line
+        kept = core.lines_kept(apart)
+        asked = rows.tile * (1 + TILES_AHEAD * rows.below)  # in other sets where tiles are beside each other
+        followed = rows.all < FOLLOWED if short else rows.all <= WALKED
+        if not core.afar or (far and short) or followed or asked > kept:
             return schedule
-        return results_asked(schedule, tiles, TILES_AHEAD, own_capacity(self.machine))
+        own = own_capacity(self.machine)
+        *_, row = program.tensor[update.write.tensor].extents(program.binding)
+        gaps = apart > row * size_bytes(program.tensor[update.write.tensor].dtype)  # else rows follow one another
+        lost = short and gaps and bytes_touched(program, self.group.statements) > own
+        return results_asked(schedule, tiles[rows.along], TILES_AHEAD, int(STAYING * own) if lost else own)
+
+    def _stored(self, strip: Strip, piece: Piece, update: Statement) -> StoredRows:
+        """The rows of memory that register tiles of a piece store."""
+        plan, last, lanes = self.plan, update.write.index[-1], self.group.axes[update.name][self.plan.lanes]
+        flat = isinstance(last, Affine) and lanes in last.names  # tiles are rows of memory, not columns
+        axis, tile = (plan.rows, piece.tile) if flat else (plan.lanes, strip.width * plan.vector)
+        high = plan.row_block or -(-(piece.high - piece.low) // piece.tile)
+        trips = (high, strip.block) if plan.lanes_inside else (strip.block, high)
+        along = int(trips[1] >= FEWEST_TILES)
+        below = along == (flat != plan.lanes_inside)
+        return StoredRows(axis, tile, tile * (trips[along] if below else 1 if along else trips[1]), along, below)
 
     def _reduction_loops(self, schedule: Schedule, name: str) -> tuple[list[str], list[str]]:
         """Loops of a statement's nest along its reduction, and those of them that are not laid out."""

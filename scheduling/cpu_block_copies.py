@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import gcd
+from math import gcd, prod
 
 from poly.dtypes import size_bytes
 from poly.machine import Machine
@@ -23,6 +23,7 @@ from poly.scheduling.cpu_plan import Pack, square_side
 from poly.scheduling.edits import free_buffer_name
 from poly.scheduling.schedule import Schedule
 
+PICKED_APART = 4  # elements from one to the next of a vector that is picked from whole ones
 ROWS_AHEAD = 4  # of what is packed from afar: short pieces of rows, which no prefetcher of a core follows
 
 
@@ -54,13 +55,15 @@ class Packing:
     def _copied_blocks(
         self, schedule: Schedule, pack: Pack, buffer: str, extents: Sequence[int], at: str | None
     ) -> Schedule:
-        """Block after block, the elements of a block innermost, where they are contiguous in the source in vectors.
-        What comes from afar is asked for: some rows ahead, or what the next iteration of the loop `at` copies.
+        """Block after block, the elements of a block innermost, in vectors where they lie side by side in the source or
+        few elements apart. Rows that come from afar are asked for: some ahead, or those that the next iteration of the
+        loop `at` copies.
         """
         copy = f"ld_{buffer}"
         lane = f"{copy}.{pack.lane}"
         schedule, lane = self._blocks_first(schedule, copy, lane, pack, extents)
-        if pack.lane != len(pack.order) - 1 or not lane:
+        apart = prod(schedule.program.tensor[pack.tensor].extents(schedule.program.binding)[pack.lane + 1 :])
+        if apart > PICKED_APART or not lane:
             return schedule
         vector, extent = self.vector, min(extents[pack.lane], pack.block)
         width = vector if pack.block <= vector else min(vector, pack.block & -pack.block)
@@ -68,7 +71,7 @@ class Packing:
             return schedule
         schedule = in_vectors(schedule, lane, extent, width)
         rows, vector = loops_of_copy(schedule, copy)[0], schedule.nests[copy].names[-1]
-        if rows == vector or pack.on_way or not from_afar(schedule.program, pack.tensor, self.machine):
+        if apart > 1 or rows == vector or pack.on_way or not from_afar(schedule.program, pack.tensor, self.machine):
             return schedule
         return schedule.prefetch(vector, at) if at and pack.ahead else schedule.prefetch(vector, rows, ROWS_AHEAD)
 
@@ -101,16 +104,35 @@ class Packing:
         return line // gcd(size, line)
 
     def _copied_across(self, schedule: Schedule, pack: Pack, buffer: str, extents: Sequence[int]) -> Schedule:
-        """Squares of a source that is contiguous along another axis: into registers as they lie, out across."""
+        """Squares of a source that is contiguous along another axis: into registers as they lie, out across. Where
+        none divide its rows, whole ones, then what is left of each row.
+        """
         assert pack.across is not None
         copy, own = f"ld_{buffer}", loops_of_copy(schedule, f"ld_{buffer}")
         length = schedule.program.tensor[pack.tensor].extents(schedule.program.binding)[pack.across]
         side = square_side(gcd(extents[pack.across], length), self.vector)  # of the last block, too
         lane, fast = f"{copy}.{pack.lane}", f"{copy}.{pack.across}"
-        if not {lane, fast} <= {*own} or not side or pack.block % self.vector:
+        whole = extents[pack.across] == length
+        if not {lane, fast} <= {*own} or not (side or whole) or pack.block % self.vector:
             return self._blocks_first(schedule, copy, lane, pack, extents)[0]
         others = [n for d in pack.order if (n := f"{copy}.{d}") in own and n not in (lane, fast)]
-        extent, vector = extents[pack.lane], self.vector
+        if side:
+            return self._squares(schedule, pack, copy, (*others, lane, fast), extents[pack.lane], side)
+        around = schedule.nests[copy].names[: -len(own)]
+        schedule = ordered(schedule, copy, [fast, *others, lane])
+        schedule, parts = whole_blocks(schedule, copy, len(around), length, self.vector)
+        for part, columns in parts:
+            fast, *others, lane = schedule.nests[part].names[len(around) :]
+            schedule = self._squares(schedule, pack, part, (*others, lane, fast), extents[pack.lane], columns)
+        return schedule
+
+    def _squares(
+        self, schedule: Schedule, pack: Pack, copy: str, loops: Sequence[str], extent: int, side: int
+    ) -> Schedule:
+        """A copy, or a piece of one along the source, by squares of so many columns. Its last two loops are along the
+        lanes, of an extent, and along the source.
+        """
+        (*others, lane, fast), vector = loops, self.vector
         if extent % pack.block == 0 or extent <= vector:
             schedule = ordered(schedule, copy, [*others, lane, fast])
             for size in (pack.block, vector):

@@ -11,6 +11,7 @@ from poly.scheduling.cpu_edits import ordered
 from poly.scheduling.cpu_facts import from_afar, reduction_extents
 from poly.scheduling.cpu_plan import UNROLLED, BlockPlan, window_stays
 from poly.scheduling.cpu_tile import MOST_SHORT, with_short_unrolled
+from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
 from poly.scheduling.uneven import uneven_axes
@@ -20,6 +21,7 @@ from poly.scheduling.uneven import uneven_axes
 # in a body, fewer would cost registers and spare hardly anything. Of what comes from afar, eight if they fit.
 STEPS = (4, 5, 6, 7, 8, 3, 2)
 STEPS_FROM_AFAR = (8, *(n for n in STEPS if n != 8))
+FEWEST_BODIES = 8  # with so many steps that what they leave over of a loop is little
 CLUSTER = 4  # neighbouring loads that LLVM keeps together: of two steps with three vectors, one of the second step's
 
 
@@ -49,14 +51,10 @@ class Steps:
             return schedule.unroll(loops[-1])
         if loops[-1] in free and max(self._lengths(schedule, name, loops[-1])) <= MOST_SHORT:
             return with_short_unrolled(schedule, self.group, name, free, body)
-        most = UNROLLED // body
-        program = schedule.program
-        full = CLUSTER % tile[1] > 0 and body + CLUSTER + 1 >= registers  # then two steps take sums to the stack
-        far = any(from_afar(program, r.tensor, self.machine) for r in program.statement[name].reads)
-        wished = [n for n in (STEPS_FROM_AFAR if far else STEPS) if not (full and n == 2)]
-        for loop in reversed(free) if most >= STEPS[0] else ():
+        wished = self._wished(schedule, name, tile)
+        for loop in reversed(free):
             lengths = self._lengths(schedule, name, loop)
-            steps = next((u for u in wished if u <= most and not any(n % u for n in lengths)), 1)
+            steps = next((u for u in wished if not any(n % u for n in lengths)), 1)
             if steps == 1:
                 continue
             rest, inner = [n for n in loops if n != loop], loop
@@ -65,6 +63,34 @@ class Steps:
                 rest = [f"{n}.o" if n == loop else n for n in loops]
             return ordered(schedule, name, [*rest, inner, *points]).unroll(inner)
         return with_short_unrolled(schedule, self.group, name, free, body)
+
+    def _wished(self, schedule: Schedule, name: str, tile: tuple[int, int]) -> list[int]:
+        """Numbers of steps that make one body of a register tile, the best first."""
+        program, body = schedule.program, tile[0] * tile[1]
+        most, registers = UNROLLED // body, self.machine.vector_registers
+        full = CLUSTER % tile[1] > 0 and body + CLUSTER + 1 >= registers  # then two steps take sums to the stack
+        far = any(from_afar(program, r.tensor, self.machine) for r in program.statement[name].reads)
+        wished = [n for n in (STEPS_FROM_AFAR if far else STEPS) if n <= most and not (full and n == 2)]
+        return wished if most >= STEPS[0] else []
+
+    def with_rest(self, schedule: Schedule, name: str, tile: tuple[int, int]) -> tuple[Schedule, str]:
+        """Several steps in a body though no number of them divides the innermost reduction loop: what is left over is
+        laid out behind the loop. Not where that differs from block to block, nor where lanes or rows are asked for on
+        their way. Also the name of the statement that has the loop.
+        """
+        s, nest = schedule.program.statement[name], schedule.nests[name]
+        axes, wished = {*self.group.axes[s.source_name]}, self._wished(schedule, name, tile)
+        loops, vector = [n for n in nest.names if nest.loops[n].names - axes], nest.names[-1]
+        if not wished or not loops or schedule.kind(loops[-1]) != "serial" or schedule.marks[vector].ahead:
+            return schedule, name
+        length, *others = self._lengths(schedule, name, loops[-1])
+        if others or length < FEWEST_BODIES * wished[0] or self._slides(schedule, name, loops[-1]):
+            return schedule, name
+        names = [piece_name(schedule, name, part) for part in ("lo", "hi")]
+        schedule = schedule.split(loops[-1], length - length % wished[0])
+        bodies, rest = (next(n for n in schedule.nests[m].names if n not in nest.names) for m in names)
+        schedule = schedule.unroll(rest).tile({bodies: wished[0]}).unroll(f"{bodies}.p")
+        return schedule, names[0]
 
     def trips(self, schedule: Schedule, name: str, loop: str) -> int:
         """Iterations of a reduction loop; 1 where they differ."""

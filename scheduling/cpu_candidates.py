@@ -18,6 +18,7 @@ from poly.scheduling.cpu_contract import chosen_plan, other_plans
 from poly.scheduling.cpu_facts import Facts, facts_of
 from poly.scheduling.cpu_plan import Plans
 from poly.scheduling.cpu_rating import Rated
+from poly.scheduling.result_blocks import with_result_blocks
 from poly.scheduling.row_groups import groups_for
 from poly.scheduling.shared_sums import share_sums
 from poly.scheduling.thread_blocks import with_thread_blocks
@@ -62,7 +63,7 @@ def candidates_of(
 def _with_threads(program: Program, machine: Machine, threads: int) -> Iterator[Program]:
     """A program as threads share it, then without blocks for each of them."""
     shared = share_sums(program, machine, threads)
-    apart = with_thread_blocks(shared, machine, threads)
+    apart = with_result_blocks(with_thread_blocks(shared, machine, threads), machine, threads)
     yield apart
     if apart is not shared:
         yield shared

@@ -153,8 +153,9 @@ def least_of_plans(facts: Facts, lanes: int) -> float:
     update = facts.update
     if update is None:
         return inf
-    axes = [*([] if lanes in facts.uneven else [lanes]), *other_lanes(facts, update, lanes)]
-    return min((_ways(facts, update, a).least for a in axes), default=inf)
+    own = [] if lanes in facts.uneven else [lanes]
+    least = [_ways(facts, update, a).least for a in (*own, *other_lanes(facts, update, lanes))]
+    return min((*least, *(RatedMatrixWays(facts, update, a).least_on_unit for a in own)), default=inf)
 
 
 def other_lanes(facts: Facts, update: Statement, lanes: int) -> list[int]:

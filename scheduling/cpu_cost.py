@@ -34,12 +34,13 @@ FEW = 2  # register tiles that read an operand where it lies: as often as it cos
 class SharedNest:
     """A nest of which some threads share a loop, none of those that are `carried`, and copies outside of it, and meet
     after each of these. What is copied there and does not move along the loop comes to every thread, from the one that
-    copied it, and so do operands that are `made` by other nests.
+    copied it, and so do operands that are `made` by other nests (1; 0 for candidates that make them in copies).
 
     `copied`: by position of an operand. `pieces`: loops one after another that each of `loops` stands for. `remote`:
     bytes a cycle of what is fetched at the edges of rows that threads write side by side. `shares`: by position what
     threads have of loops whose iterations are not alike. `near`: cycles inside where all that comes from behind a
-    core's own caches, the last of `capacity` bytes, is there from the call before; None: it never is.
+    core's own caches, the last of `capacity` bytes, is there from the call before; None: it never is. `edge`: bytes
+    over the end of a row that come with it.
     """
 
     operands: Sequence[Operand]
@@ -48,11 +49,12 @@ class SharedNest:
     threads: int
     carried: Collection[str]
     pieces: Sequence[Numbers]
-    made: Collection[int] = ()
+    made: Mapping[int, Numbers] = field(default_factory=dict[int, Numbers])
     remote: float = FITTED_REMOTE
     shares: Mapping[int, Shares] = field(default_factory=dict[int, Shares])
     near: Numbers | None = None
     capacity: int = 0
+    edge: int = EDGE
 
     def cycles(self, inside: Numbers) -> Numbers:
         """Cycles until the last thread has done the nest, of which one alone takes `inside`, and its copies: with the
@@ -84,7 +86,7 @@ class SharedNest:
         else:
             shared = share.cycles(own) + shared_time(0.0, trips, meetings, travelling, threads, FITTED_REMOTE)
             trips = share.trips
-        return common / threads + shared + _at_edges(self.operands, loop, threads) / self.remote, trips
+        return common / threads + shared + _at_edges(self.operands, loop, threads, self.edge) / self.remote, trips
 
     def _divided(self, loop: Loop, inside: Numbers) -> Numbers:
         """Cycles inside where threads divide what moves along a loop, so that more of it stays with each of them."""
@@ -101,18 +103,19 @@ class SharedNest:
         travelling = sum(far, np.zeros(())) * (1 - 1 / self.threads)
         for k, o in enumerate(self.operands):
             if k in self.made and k not in before and not o.depends(loop.iterator):
-                travelling = travelling + o.size * (1 - 1 / self.threads)
+                others = o.size * (1 - 1 / self.threads)  # more than their caches hold lies in the last one
+                travelling = travelling + self.made[k] * (others if not 0 < self.capacity < others else 0.0)
         return travelling
 
 
-def _at_edges(operands: Sequence[Operand], loop: Loop, threads: int) -> float:
-    """Bytes that are fetched at the edges of rows which threads write side by side along a loop: of a tensor no more
-    than what the others write of it.
+def _at_edges(operands: Sequence[Operand], loop: Loop, threads: int, edge: int) -> float:
+    """Bytes that are fetched at the edges of rows which threads write side by side along a loop, `edge` of a row: of a
+    tensor no more than what the others write of it.
     """
     found = 0.0
     for o in operands:
         if o.write and loop.iterator in o.axes[-1]:
-            found += min(EDGE * (threads - 1) * float(prod(o.shape[:-1])), o.size * (1 - 1 / threads))
+            found += min(edge * (threads - 1) * float(prod(o.shape[:-1])), o.size * (1 - 1 / threads))
     return found
 
 

@@ -20,6 +20,7 @@ from poly.scheduling.cpu import schedule_for_cpu
 from poly.scheduling.cpu_program import known_for_cpu
 from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.items import all_items, items_of, one_item, repeated
+from poly.scheduling.result_blocks import with_result_blocks
 from poly.scheduling.schedule import Schedule
 from poly.scheduling.shared_sums import share_sums
 from poly.scheduling.thread_blocks import with_thread_blocks
@@ -40,7 +41,7 @@ def schedule_items(program: Program, machine: Machine, threads: int) -> Schedule
         return None
     try:
         one = share_sums(known_for_cpu(one, {}, machine, threads), machine, threads)
-        one = with_thread_blocks(one, machine, threads)
+        one = with_result_blocks(with_thread_blocks(one, machine, threads), machine, threads)
         source = all_items(one, items)
         again = items_of(source)
         if again is None or source.with_role("constant") != program.with_role("constant"):

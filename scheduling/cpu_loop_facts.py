@@ -78,8 +78,11 @@ def moved_axes(schedule: Schedule, s: Statement, access: Access, loop: str) -> I
 
 def _steps(schedule: Schedule, s: Statement, access: Access, axes: Collection[int]) -> int:
     """Iterations of the loops that move an access along some axes."""
-    names = schedule.nests[s.name].names
-    return prod(extent_of(schedule, n) for n in names if any(a in axes for a in moved_axes(schedule, s, access, n)))
+    names, scope = schedule.nests[s.name].names, schedule.program.tensor[access.tensor].scope
+    return prod(
+        extent_of(schedule, n) for n in names
+        if n in scope or any(a in axes for a in moved_axes(schedule, s, access, n))
+    )  # fmt: skip
 
 
 def _bytes(schedule: Schedule, tensor: str) -> int:

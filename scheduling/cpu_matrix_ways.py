@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
+from math import inf, prod
 
 import numpy as np
+import numpy.typing as npt
 
 from poly.expr import Apply, Read
 from poly.locks import cached_property
@@ -19,6 +20,7 @@ from poly.scheduling.cpu_core import TILE_CYCLES, Core
 from poly.scheduling.cpu_facts import axis_of
 from poly.scheduling.cpu_plan import BlockPlan, MatrixPlan, Pack, Piece, Strip, balanced, tallest
 from poly.scheduling.cpu_rating import Grid, Rated, RatedWays
+from poly.scheduling.cpu_shares import Numbers
 from poly.scheduling.cpu_ways import TileSizes, Way
 from poly.scheduling.inlining import suits_copies
 
@@ -27,6 +29,7 @@ PANELS, ROW_BLOCKS = (1, 4, 8, 16, 32), (0, 4, 16)
 LEFT_OVER = 1.5  # times its operations that a column takes which is left over for vectors
 BESIDE = 1.25  # of what is counted on of a core's own caches but the first
 MOST_AGAIN = 4  # blocks of lanes for each of which rows are made anew
+EDGE_OF_TILES = 512  # bytes over the end of a row that come with it where tiles are stored (0136)
 SHAPES = 300.0  # cycles until the unit has been told other shapes
 
 
@@ -34,9 +37,21 @@ SHAPES = 300.0  # cycles until the unit has been told other shapes
 class RatedMatrixWays(RatedWays):
     """What can be chosen for one reduction with given lanes on a matrix unit."""
 
+    @property
+    def edge(self) -> int:
+        """As of all contractions: with tiles up to half of what a thread writes of a row."""
+        target = self.operands[-1]
+        return min(EDGE_OF_TILES, target.shape[-1] * target.element // (2 * self.facts.threads))
+
     def best_on_unit(self) -> Rated | None:
         """The best plan; None where the unit does not do such sums."""
         return min((r for found in self.best_of_each_on_unit(1) for r in found), key=lambda r: r.cycles, default=None)
+
+    @cached_property
+    def least_on_unit(self) -> float:
+        """Cycles that no plan on the unit takes less than."""
+        works = [self._matrix_work(way, matrix, np.zeros(())).min() for way, matrix in self._matrix_ways()]
+        return float(min(works, default=inf)) / self.facts.threads
 
     def best_of_each_on_unit(self, each: int) -> Iterator[list[Rated]]:
         """The best `each` sizes of every way in which the unit does such sums."""
@@ -152,6 +167,16 @@ class RatedMatrixWays(RatedWays):
         kinds = (1 + (rows % (SIDE * matrix.rows) > 0)) * (1 + (lanes % (SIDE * self.vector) > 0)) - 1
         return (inside + alone * rows * steps / self.core.fma * LEFT_OVER + kinds * SHAPES) * around
 
+    def _made_before(self, grid: Grid) -> dict[int, Numbers]:
+        """As of all contractions, but for what copies make for the thread that packs."""
+        made, packed = super()._made_before(grid), {k for k, _ in grid.way.packs}
+        vectors = grid.lane_block * grid.width
+        return {
+            k: where if not self._made_in_copies(k)
+            else np.zeros(()) if k in packed else where * ~self._makes_rows(grid.way, vectors)
+            for k, where in made.items()
+        }  # fmt: skip
+
     # ---- the plan
 
     def _matrix_plan(self, way: Way, matrix: MatrixPlan, sizes: TileSizes) -> BlockPlan:
@@ -175,15 +200,22 @@ class RatedMatrixWays(RatedWays):
         """The operand of rows, where what makes it can do so for a tile of rows, which few blocks of lanes use."""
         along = self.names[way.rows]
         k = next(k for k, o in enumerate(self.operands[:-1]) if o.depends(along))
-        access = self.update.accesses[k][0]
-        program = self.facts.program
-        tensor = program.tensor[access.tensor]
-        makers = [s for s in program.statements if s.write.tensor == tensor.name]
-        made = tensor.role == "temporary" and len(makers) == 1 and suits_copies(program, makers[0])
-        if not way.lanes_inside or not made or self.vectors > MOST_AGAIN * vectors:
+        if not self._made_in_copies(k) or not self._makes_rows(way, np.asarray(vectors)):
             return ()
+        access = self.update.accesses[k][0]
         order = tuple(range(len(access.index)))
-        return (Pack(self.update.name, tensor.name, k, order, order[-1], pad=False, site="rows"),)
+        return (Pack(self.update.name, access.tensor, k, order, order[-1], pad=False, site="rows"),)
+
+    def _makes_rows(self, way: Way, vectors: Numbers) -> npt.NDArray[np.bool_]:
+        """Whether few enough blocks of so many vectors use a tile of rows for each of them to make it anew."""
+        return np.asarray(way.lanes_inside & (self.vectors <= MOST_AGAIN * vectors))
+
+    def _made_in_copies(self, k: int) -> bool:
+        """Whether copies of an operand can make what they copy."""
+        program = self.facts.program
+        tensor = program.tensor[self.operands[k].tensor]
+        makers = [s for s in program.statements if s.write.tensor == tensor.name]
+        return tensor.role == "temporary" and len(makers) == 1 and suits_copies(program, makers[0])
 
     def _passes(self, matrix: MatrixPlan, sizes: TileSizes) -> bool:
         """Whether the first cache does not hold both operands of a register tile: rows stay there then, and what is

@@ -131,8 +131,11 @@ def _asked_by_step(schedule: Schedule, group: Group) -> Schedule:
     """
     for name in pieces_of(schedule, group):
         s, loops = schedule.program.statement[name], schedule.nests[name].names
-        step, plain = _step_of(schedule, loops), s.combiner is None and not any(a.indirect for a, _ in s.accesses)
-        if plain and step and schedule.kind(loops[-1]) == "vector" and schedule.marks[loops[-1]].ahead is None:
+        step, accesses = _step_of(schedule, loops), [a for a, _ in s.accesses]
+        plain = s.combiner is None and not any(a.indirect for a in accesses)
+        in_memory = any(not schedule.program.tensor[a.tensor].scope for a in accesses)  # others are in registers
+        asks = plain and in_memory and step and schedule.kind(loops[-1]) == "vector"
+        if asks and schedule.marks[loops[-1]].ahead is None:
             schedule = schedule.prefetch(loops[-1], step, STEPS_AHEAD)
     return schedule
 

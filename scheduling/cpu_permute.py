@@ -7,8 +7,8 @@ target meet in too few sets of the first cache, or go past the caches in parts, 
 that it leaves in long runs (of several rows where short ones follow one another), while the next tile's lines are asked
 for. What goes past the caches in vectors that are whole lines leaves straight from registers (docs/decisions/0044). So
 it does where the target's rows are short, and the loops follow the read, which then comes in streams. Where the last
-cache is slow, lines that leave as usual are asked for before they are written (docs/decisions/0104). Edges are
-index-set splits.
+cache is slow, lines that leave as usual are asked for before they are written (docs/decisions/0104). Of short
+elements a block takes pieces of rows, for half of the registers (docs/decisions/0137). Edges are index-set splits.
 Where both are contiguous along one loop only the order of the others matters (`cpu_runs`).
 """
 
@@ -43,8 +43,10 @@ FEWEST = 2  # iterations along either side
 FEW_READ, PIECE = 5, 8  # so many elements, or bytes, are read at once: less is sooner picked from whole vectors
 MOST_RUN = 640  # bytes of a row of the target that leave the caches together, at most
 NARROW = 16  # bytes of a row read that are turned in few registers: as many as machines interleave in an instruction
+MOST_ROWS = 64  # that are read in turns where whole lines of the target leave at once: each is in a page of its own
 WIDE = 2  # lines of a row read that are turned before the next row's, where whole lines of the target leave at once
 FEW_PAGES = 8  # times those that a core holds: what blocks without tiles may walk through
+MANY_LANES = 32  # from which on squares of vectors fill the registers, and shuffles are what takes time
 TILES_AHEAD = 2  # such pieces of rows that are asked for before they are turned
 BUFFER = 0.67  # of the nearest cache: the tile of a target whose own lines meet in few sets of it
 STRIPS = 3  # of the target's lanes, at the least
@@ -53,7 +55,7 @@ SHARES = 8  # such parts for each thread, at the least
 KEPT = 0.75  # of the nearest cache's lines: rows read whose lines stay until the next block takes the rest of them
 ROWS_WRITTEN = 64  # of the target at a time, where its lines are asked for: these and those written are near then
 MOST_UNEVEN = 1.125  # times its fair share that a thread may have of them
-LINES_AHEAD = 2  # blocks of rows that are asked for before they are written
+LINES_AHEAD = 2  # blocks of rows that are asked for before they are written, where rows are whole lines; else 1
 STAYS = 0.375  # of the last cache: tensors that stay there (0074)
 MEETING = 0.125  # of its sets: those that the lines of a strip's target are to be in at least, so that many may come
 
@@ -61,12 +63,12 @@ MEETING = 0.125  # of its sets: those that the lines of a strip's target are to 
 @dataclass(frozen=True)
 class Blocks:
     """A block is `rows` iterations of the target's lanes times `columns` of the read's. Here they follow one another
-    along the target's lanes. `asks`: for lines of the target before they are written.
+    along the target's lanes. `asks`: so many blocks ahead for lines of the target.
     """
 
     rows: int
     columns: int
-    asks: bool = field(default=False, kw_only=True)
+    asks: int = field(default=0, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -121,11 +123,10 @@ def permutation_of(program: Program, group: Group, machine: Machine, threads: in
     if any(strides[k][read_lanes] != 1 for k in turned):
         return None
     size = max(size_bytes(program.tensor[a.tensor].dtype) for a in (s.write, *(s.reads[k] for k in turned)))
-    registers = machine.vector_registers // len(turned)
-    vector = min(machine.lanes(size), 1 << max(0, registers.bit_length() - 1))
-    if vector < 2:
+    vector, side = _square_of(machine, len(turned), size)
+    if vector < FEWEST:
         return None
-    blocks = _blocks_of(facts, s, lanes, read_lanes, turned, size, vector)
+    blocks = _blocks_of(facts, s, lanes, read_lanes, turned, size, (vector, side))
     leading = strides[turned[0] if _straight(blocks) else -1]  # whose order the other loops follow
     others = [a for a in range(len(axes)) if a not in (lanes, read_lanes)]
     outer = tuple(sorted(others, key=lambda a: -(leading[a] or 0)))
@@ -146,26 +147,40 @@ def _side(facts: Facts, steps: Mapping[int, int | None], size: int) -> int | Non
     return next((a for a, step in steps.items() if step == 1 and facts.extents[a] >= least), None)
 
 
+def _square_of(machine: Machine, reads: int, size: int) -> tuple[int, int]:
+    """Lanes of the target, and elements of a row read, that are turned at once: a square in the registers. Of short
+    elements, where vectors are lines, all of these, and as many elements as half of the registers hold, since a network
+    of shuffles needs as many again: a load of less than a vector puts rows beside one another.
+    """
+    vector, registers = machine.lanes(size), machine.vector_registers // reads
+    if vector * size >= machine.line and vector >= MANY_LANES:
+        return vector, max(FEWEST, min(vector, _power(registers // 2)))
+    side = min(vector, _power(registers))
+    return side, side
+
+
+def _power(most: int) -> int:
+    """The largest power of two up to a number, 1 at least."""
+    return 1 << max(0, most.bit_length() - 1)
+
+
 def _blocks_of(
-    facts: Facts, s: Statement, lanes: int, read_lanes: int, turned: Sequence[int], size: int, vector: int
+    facts: Facts, s: Statement, lanes: int, read_lanes: int, turned: Sequence[int], size: int, square: tuple[int, int]
 ) -> Blocks:
-    """Whole lines of the read, of the target, or of what is left of either in a buffer; `size`: bytes of an element."""
+    """Whole lines of the read, of the target, or of what is left of either in a buffer; `size`: bytes of an element;
+    `square`: as `_square_of` gives it.
+    """
     program, machine, strides = facts.program, facts.machine, facts.strides(s)
-    core, line = core_of(machine, size), machine.line
+    core, line, (vector, side) = core_of(machine, size), machine.line, square
     room = machine.vector_registers // len(turned) * machine.lanes(size) // vector**2  # in squares
     wide = max(1, min(line // (vector * size), room))
+    columns = side * wide
     past = results_past(program, facts.group, machine, 1)  # squares: see 0044
     if s.write.tensor in past and _whole_lines(strides[-1], lanes, size, line):
-        run = _run(facts.extents[lanes], size, line)
-        if run * size < LEAST_RUN:  # in a buffer it would touch a page a line
-            rows = vector * wide
-            return Tiles(rows, min(vector, max(1, NARROW // size)), (rows, line // size), past=True)
-        if vector * size >= line:
-            return Tiles(vector, vector, (LEAST_RUN // size, WIDE * line // size), past=True)
-        if all(2 * run <= _kept(core, (strides[k][lanes] or 0) * size, line) for k in turned):
-            columns = vector * wide
-            return Buffered(vector, columns, (run, columns), past=True)
-    columns = vector * wide
+        apart = [(strides[k][lanes] or 0) * size for k in turned]
+        blocks = _past_blocks(core, facts.extents[lanes], apart, size, square, wide)
+        if blocks is not None:
+            return blocks
     tile = _tile(core, facts.extents[lanes], strides[turned[0]][lanes], size, columns)
     crowded = core.lines_kept((strides[-1][read_lanes] or 0) * size) < columns
     if crowded and facts.extents[lanes] * size >= line:
@@ -176,25 +191,50 @@ def _blocks_of(
         return Buffered(vector, columns, (run, max(1, fit // columns) * columns), beside=beside)
     rows = vector * max(1, min(line // (vector * size), room // wide))
     if core.afar and bytes_touched(program, facts.group.statements) > machine.nearest_cache:
-        return _asking(facts, lanes, read_lanes, rows, columns)
+        ahead = LINES_AHEAD if _whole_lines(strides[-1], lanes, size, line) else 1
+        return _asking(facts, lanes, read_lanes, rows, columns, line // size, ahead)
     if tile is not None:
         return Tiles(rows, columns, tile)
     strip = _strips(facts, core, lanes, read_lanes, strides[turned[0]], strides[-1], size)
     return Blocks(rows, columns) if strip is None else Tiles(rows, columns, strip, lanes_inside=True)
 
 
-def _asking(facts: Facts, lanes: int, read_lanes: int, rows: int, columns: int) -> Blocks:
+def _past_blocks(
+    core: Core, extent: int, apart: Sequence[int], size: int, square: tuple[int, int], wide: int
+) -> Blocks | None:
+    """Of rows that are whole lines and go past the caches; `extent`: of the target's lanes; `apart`: bytes between what
+    two of them read; None where lines read are lost before all of them is used.
+    """
+    run, line, (vector, side) = _run(extent, size, core.line), core.line, square
+    if run * size < LEAST_RUN:  # in a buffer it would touch a page a line
+        rows = vector * wide
+        return Tiles(rows, min(side, max(1, NARROW // size)), (rows, line // size), past=True)
+    if vector * size >= line:
+        tile = min(LEAST_RUN // size, MOST_ROWS), WIDE * line // size
+        return Tiles(vector, side, tile, past=True)
+    if all(2 * run <= _kept(core, n, line) for n in apart):
+        return Buffered(vector, side * wide, (run, side * wide), past=True)
+    return None
+
+
+def _asking(
+    facts: Facts, lanes: int, read_lanes: int, rows: int, columns: int, line: int, ahead: int
+) -> Blocks:
     """Where lines to write come slowly from the last cache, or stores lie in two lines: the order in which they are
-    asked for is what counts. Out of the cores' own caches a row of blocks at a time, of which threads have as many each
-    or a part of each; else some lines of each row read.
+    asked for is what counts. Out of the cores' own caches a row of blocks at a time, or of as many as have all of a
+    line read, of which threads have as many each or a part of each; else some lines of each row read. `line`: elements.
     """
     threads, extents = facts.threads, facts.extents
     if bytes_touched(facts.program, facts.group.statements) > threads * own_capacity(facts.machine):
-        return Tiles(rows, columns, (extents[lanes], ROWS_WRITTEN), asks=True)
-    shares = max(1, prod(extents) // (extents[lanes] * extents[read_lanes]) * (extents[read_lanes] // columns))
-    if -(-shares // threads) * threads <= MOST_UNEVEN * shares:
-        return Blocks(rows, columns, asks=True)
-    return Tiles(rows, columns, (-(-extents[lanes] // threads), extents[read_lanes]), lanes_inside=True, asks=True)
+        return Tiles(rows, columns, (extents[lanes], ROWS_WRITTEN), asks=ahead)
+    width = max(columns, line)
+    shares = max(1, prod(extents) // (extents[lanes] * extents[read_lanes]) * (extents[read_lanes] // width))
+    even = -(-shares // threads) * threads <= MOST_UNEVEN * shares
+    if columns < width:
+        return Tiles(rows, columns, (-(-extents[lanes] // (1 if even else threads)), width), asks=ahead)
+    if even:
+        return Blocks(rows, columns, asks=ahead)
+    return Tiles(rows, columns, (-(-extents[lanes] // threads), extents[read_lanes]), lanes_inside=True, asks=ahead)
 
 
 def _strips(
@@ -342,7 +382,7 @@ def _results_asked(schedule: Schedule, plan: Permutation, name: str) -> Schedule
     """Lines of the target asked for along the blocks of a piece that follow one another in its rows."""
     loops = schedule.nests[name].names
     at = 2 + plan.blocks.lanes_inside if isinstance(plan.blocks, Tiles) else 1
-    return schedule.prefetch(loops[-1], loops[len(plan.outer) + at], LINES_AHEAD)
+    return schedule.prefetch(loops[-1], loops[len(plan.outer) + at], plan.blocks.asks)
 
 
 def _even(extent: int, block: int, most: int) -> int:

@@ -25,6 +25,7 @@ from poly.scheduling.separated import with_windows_separated
 from poly.scheduling.single_terms import without_single_terms
 from poly.scheduling.step_order import with_steps_in_order
 from poly.scheduling.uneven import finite_factors
+from poly.scheduling.weights_in_parts import weights_like, with_weights_in_parts
 from poly.scheduling.widened import sums_of_widened
 from poly.scheduling.wider_elements import with_wider_elements
 from poly.scheduling.written_places import with_written_places
@@ -39,12 +40,13 @@ def model_for_cpu(program: Program, constants: Mapping[str, Array], machine: Mac
     if machine.kind != "cpu":
         return program
     joined = with_maps_joined(sums_in_f32(_narrow_sums(program, machine.dot_operators), constants))
-    return with_byte_tables(joined, machine)
+    return with_weights_in_parts(with_byte_tables(joined, machine), machine)
 
 
 def for_cpu(program: Program, finite: Collection[str], machine: Machine, threads: int) -> Program:
     """A program as the policies for a CPU take it. `finite`: constants, see `finite_factors` of `uneven`."""
-    columns = with_columns(_before_columns(program, _padding(finite, machine, threads)), machine, threads)
+    before = with_weights_in_parts(_before_columns(program, _padding(finite, machine, threads)), machine)
+    columns = with_columns(before, machine, threads)
     return planes_in_blocks(columns, machine)
 
 
@@ -62,7 +64,7 @@ def ways_for_cpu(
     """
 
     def ways(padding: _Edit) -> Iterator[tuple[Program, float]]:
-        before = _before_columns(program, padding)
+        before = with_weights_in_parts(_before_columns(program, padding), machine)
         for p, copies in column_choices(before, machine, threads):
             yield planes_in_blocks(p, machine), copies
 
@@ -100,7 +102,7 @@ def like_another(program: Program, other: Program, constants: Mapping[str, Array
     for start in (program, *(_narrow_sums(program, d) for d in dots)):
         finite = finite_factors(start, constants)
         before = _before_columns(start, lambda p, f=finite: _padding_like(channels_like(p, other, f), other, f))
-        yield planes_like(columns_like(before, other), other)
+        yield planes_like(columns_like(weights_like(before, other), other), other)
 
 
 def _padding_like(program: Program, other: Program, finite: Collection[str]) -> Program:

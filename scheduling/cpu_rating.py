@@ -17,7 +17,7 @@ from poly.scheduling.cpu_cost import SharedNest, cycles_of_memory, held_share, o
 from poly.scheduling.cpu_facts import own_capacity
 from poly.scheduling.cpu_plan import BlockPlan, Site, tallest, window_stays
 from poly.scheduling.cpu_reuse import BlockedNest, Copied, Copy, Loop
-from poly.scheduling.cpu_shares import LATE, Numbers, Shares, blocks_shared, tiles_shared
+from poly.scheduling.cpu_shares import EDGE, LATE, Numbers, Shares, blocks_shared, tiles_shared
 from poly.scheduling.cpu_tile_work import ONE_BY_ONE, VECTOR, Step, TileWork
 from poly.scheduling.cpu_ways import TileSizes, Way
 
@@ -94,6 +94,11 @@ class Grid:
 @dataclass(frozen=True)
 class RatedWays(TileWork):
     """What can be chosen for one reduction with given lanes, by the cycles that it takes."""
+
+    @property
+    def edge(self) -> int:
+        """Bytes over the end of a row that come with it where threads write rows side by side."""
+        return EDGE
 
     def best(self, limit: float) -> Rated | None:
         """The best sizes of the best way; ways that take more cycles than `limit`, or than another one, by their
@@ -224,7 +229,7 @@ class RatedWays(TileWork):
         for grid in grids:
             loops, sites = self._loops(grid)
             vectors = grid.width * grid.lane_block
-            rates = {k: self._rate(grid.way, k, grid.height, vectors) for k, _ in grid.way.packs}
+            rates = {k: self._rate(grid.way, k, grid.height, vectors, grid.depth) for k, _ in grid.way.packs}
             asks = {k: self.asks(grid.way, k, vectors, grid.depth) for k, _ in grid.way.packs}
             asked = {k: np.where(there, self.vector / VECTOR, 0.0) for k, there in asks.items()}
             way, on_way = grid.way, self.may_be_on_way
@@ -283,11 +288,11 @@ class RatedWays(TileWork):
             again = 1.0 + (rows_packed & (grid.rest > 0))
             pieces = [np.where(d < sites["rows"], 1.0, cut * again) for d in range(1, len(nest.loops) + 1)]
             shares = self._shares(grid, nest, sites, cut)
-        made, carried = self._made_before, [*self.ranges]
+        made, carried = self._made_before(grid), [*self.ranges]
         capacity = self.core.own[-1].capacity if self.core.own else 0
         shared = SharedNest(
             self.operands, nest.loops, copied, self.facts.threads, carried, pieces, made, self.core.remote, shares,
-            near, capacity,
+            near, capacity, self.edge,
         )  # fmt: skip
         return shared.cycles(inside)
 
@@ -309,11 +314,12 @@ class RatedWays(TileWork):
                 found[k] = Shares(loop.trips, np.full((), (1 + LATE) / threads), np.zeros(()), rows, cut)
         return found
 
-    @cached_property
-    def _made_before(self) -> frozenset[int]:
-        """The operands that statements of other groups write."""
+    def _made_before(self, grid: Grid) -> dict[int, Numbers]:
+        """The operands that statements of other groups write, each with the candidates of a grid for which they do (1
+        or 0).
+        """
         written = {s.write.tensor for s in self.facts.program.statements if s.name not in self.facts.group.names}
-        return frozenset(k for k, o in enumerate(self.operands[:-1]) if o.tensor in written)
+        return {k: np.ones(len(grid.sizes)) for k, o in enumerate(self.operands[:-1]) if o.tensor in written}
 
     def _loops(self, grid: Grid) -> tuple[list[Loop], dict[Site, int]]:
         """The nest from the outside in, and at which depth things are packed."""

@@ -64,8 +64,12 @@ def share(
     """
     state = _Sharing(machine, threads, depth, on_one=_on_one(schedule, names))
     moving = [s for s in schedule.program.statements if s.name in names and not _constant(schedule, s)]
+    alone = schedule
     for nest in state.by_work(schedule, [s.name for s in moving if not s.copies]):
         schedule = state.share(schedule, nest)
+    nests = {n for s in moving for n in schedule.nests[s.name].names[:1]}
+    if state.saved < CALL * (len(nests) - 1) and _is_whole(schedule, names):  # threads meet behind each of them
+        return alone
     for nest in state.by_work(schedule, [s.name for s in moving if s.copies]):
         for name in nest:
             copy = schedule.program.statement[name]
@@ -130,6 +134,11 @@ def _on_one(schedule: Schedule, names: Collection[str]) -> set[str]:
     return {n for nest in nests if all(schedule.kind(n) != "parallel" for n in nest) for n in nest}
 
 
+def _is_whole(schedule: Schedule, names: Collection[str]) -> bool:
+    """Whether statements are all of a program but for what runs when compiling."""
+    return all(s.name in names or _constant(schedule, s) for s in schedule.program.statements)
+
+
 def _constant(schedule: Schedule, s: Statement) -> bool:
     tensors = schedule.program.tensor
     read = [tensors[r.tensor] for r in s.reads]
@@ -153,6 +162,7 @@ class _Sharing:
     depth: int | None = None
     done: set[str] = field(default_factory=set[str])
     on_one: set[str] = field(default_factory=set[str])  # loops of nests that are over sooner on one thread
+    saved: float = 0.0  # cycles of the first thread, by all that is shared
 
     def by_work(self, schedule: Schedule, names: Sequence[str]) -> list[list[str]]:
         """The statements of each nest, what takes longest first."""
@@ -169,7 +179,9 @@ class _Sharing:
     def share(self, schedule: Schedule, names: Sequence[str]) -> Schedule:
         """Some statements of a nest, but for those in loops that are shared already."""
         names = [n for n in names if not self.done.intersection(schedule.nests[n].names)]
-        for loop in self._best(schedule, names, 0, 1).loops:
+        best = self._best(schedule, names, 0, 1)
+        self.saved += best.saved
+        for loop in best.loops:
             schedule = schedule.parallelise(loop)
             self.done.add(loop)
         for n in names:
@@ -238,6 +250,10 @@ class _Sharing:
         `lanes`: even if no loop is one of lanes.
         """
         s = schedule.program.statement[name]
+        unit, marks = self.machine.matrix_unit, schedule.marks
+        if unit is not None and any(marks[n].engine == unit.name for n in schedule.nests[name].names if n in marks):
+            operator = s.body.operator if isinstance(s.body, Apply) else ""
+            return runs_of(schedule, name, 1) / unit.products(operator)
         core = core_of(self.machine, size_bytes(schedule.program.tensor[s.write.tensor].dtype))
         lanes = lanes or any(schedule.kind(n) == "vector" for n in schedule.nests[name].names)
         steps = sum(isinstance(e, Apply) and e.operator not in LIGHT for e in walk(s.body))

@@ -10,6 +10,7 @@ import numpy as np
 from poly.scheduling.cpu_core import PAGE
 from poly.scheduling.cpu_cost import tile_cycles
 from poly.scheduling.cpu_operand import Operand
+from poly.scheduling.cpu_plan import square_side
 from poly.scheduling.cpu_reuse import FREE
 from poly.scheduling.cpu_shares import Numbers
 from poly.scheduling.cpu_ways import Way
@@ -138,7 +139,7 @@ class TileWork(PlannedWays):
         """Whether the lanes walk along the contiguous axis in steps."""
         return self.operands[k].axes[-1].get(self.names[self.lanes], 0) > 1
 
-    def _rate(self, way: Way, k: int, height: Numbers, vectors: Numbers) -> Numbers:
+    def _rate(self, way: Way, k: int, height: Numbers, vectors: Numbers, depth: Numbers) -> Numbers:
         """Elements a cycle of a copy; without end for what is copied when compiling."""
         operand, access = self.operands[k], self.update.accesses[k][0]
         moving = operand.depends(self.names[self.lanes])
@@ -154,8 +155,11 @@ class TileWork(PlannedWays):
                 long = vectors * self.vector * operand.element >= SHORT
                 return self.vector / np.where(long, VECTOR, SHORT_VECTOR)
             return self._pieces_rate(height)
-        squares = moving and self._fast_axis(k) is not None
-        return np.full((), SQUARES if squares else ONE_BY_ONE)
+        axis = self._fast_axis(k) if moving else None
+        if axis is None:
+            return np.full((), ONE_BY_ONE)
+        odd = square_side(operand.shape[axis], self.vector) == 0  # then no square divides the last block
+        return np.where((depth > 0) & odd, ONE_BY_ONE, SQUARES)
 
     def _pieces_rate(self, height: Numbers) -> Numbers:
         """Elements a cycle of a copy in pieces as long as a register tile has rows."""

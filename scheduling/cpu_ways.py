@@ -30,6 +30,7 @@ DEPTHS = (16, 128, 512)  # iterations in a block of the reduction
 # afar, with 24 rows and 1050 steps 1.07 of the time.
 EVEN_STEPS = (4, 6, 8, 3)
 FEWEST_STEPS = 64  # of such a block: sums that come and go take as long as some of them
+FEWEST_ROWS = 6  # of a block of rows
 MOST_CHOOSING = 3  # operands that may be packed or not, a choice for each
 
 
@@ -195,9 +196,20 @@ class Ways:
     @cached_property
     def blocks(self) -> frozenset[str]:
         """Loops over a block for each thread, who packs for itself."""
+        return frozenset(n for n, _ in self._cut_axes if self.extents[n] == self.facts.threads > 1)
+
+    @cached_property
+    def _cut_axes(self) -> list[tuple[str, str]]:
+        """The loops over blocks of an axis of the result, each with the loop in one."""
         pairs = [(axis, *order) for axis in self.operands[-1].axes if len(axis) == 2 for order in permutations(axis)]
-        found = [n for axis, n, m in pairs if axis[m] == 1 and axis[n] == self.extents[m]]
-        return frozenset(n for n in found if self.extents[n] == self.facts.threads > 1)
+        return [(n, m) for axis, n, m in pairs if axis[m] == 1 and axis[n] == self.extents[m]]
+
+    @cached_property
+    def row_blocks(self) -> frozenset[str]:
+        """Loops over blocks of rows that go around the loops along which the result goes on (`result_blocks`)."""
+        if self.facts.threads > 1 or not self.core.afar:
+            return frozenset()
+        return frozenset(n for n, m in self._cut_axes if self.extents[m] >= FEWEST_ROWS)
 
     @cached_property
     def outside(self) -> frozenset[str]:
@@ -212,7 +224,7 @@ class Ways:
             reads = self.operands[:-1]
             if rows == self.lanes or self.extents[name] < 2 or all(o.depends(name) for o in reads):
                 continue
-            if name in self.outside or prod(self.ranges[n] for n in self.laid_out(rows)) > LONGEST:
+            if name in self.outside | self.row_blocks or prod(self.ranges[n] for n in self.laid_out(rows)) > LONGEST:
                 continue
             if self.turned and not self._turns(rows):
                 continue
@@ -278,7 +290,8 @@ class Ways:
         packed = [self.operands[k] for k, site in way.packs if site == "lanes" or self._reused(way, k, site)]
         first = tuple(a for a in others if self.names[a] in self.outside)
         inside = [a for a in others if a not in first]
-        outer = first + tuple(a for a in inside if not packed or any(o.depends(self.names[a]) for o in packed))
+        fixed = [a for a in inside if not packed or self.names[a] in self.row_blocks]
+        outer = first + tuple(a for a in inside if a in fixed or any(o.depends(self.names[a]) for o in packed))
         return outer, tuple(a for a in others if a not in outer)
 
     def _reused(self, way: Way, k: int, site: Site) -> bool:

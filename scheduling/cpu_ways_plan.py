@@ -13,6 +13,7 @@ from poly.program import Access
 from poly.scheduling.cpu_facts import axis_of, from_afar, own_capacity, step_of
 from poly.scheduling.cpu_operand import next_stays
 from poly.scheduling.cpu_plan import (
+    LEAST_SIDE,
     BlockPlan,
     Pack,
     Piece,
@@ -201,10 +202,12 @@ class PlannedWays(Ways):
         return tuple(sorted(range(len(access.index)), key=depth))
 
     def _fast_axis(self, k: int) -> int | None:
-        """The axis of an operand that is contiguous in memory and long enough for squares in registers."""
+        """The axis of an operand that is contiguous in memory and long enough for squares in registers; of a constant,
+        which is copied when compiling, where these divide it.
+        """
         axis = len(self.operands[k].axes) - 1
-        names = self.operands[k].axes[axis]
-        side = (c == 1 and square_side(self.ranges.get(n, 0), self.vector) for n, c in names.items())
-        if len(names) == 1 and all(side):
-            return axis
-        return None
+        (name, step), *others = self.operands[k].axes[axis].items() or [("", 0)]
+        extent = self.ranges.get(name, 0)
+        constant = self.facts.program.tensor[self.operands[k].tensor].role == "constant"
+        side = square_side(extent, self.vector) if constant else extent
+        return axis if step == 1 and not others and side >= min(self.vector, LEAST_SIDE) else None

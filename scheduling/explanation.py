@@ -10,7 +10,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 
-from poly.document import Document, Explanation, Table, Text, bytes_text, count_text, ratio_text, seconds_text, table
+from poly.document import (
+    Document,
+    Explanation,
+    Table,
+    Text,
+    bytes_text,
+    count_text,
+    ratio_text,
+    seconds_text,
+    some,
+    table,
+)
 from poly.document import counted as number_of
 from poly.dtypes import size_bytes
 from poly.errors import ScheduleError
@@ -24,7 +35,6 @@ from poly.scheduling.traffic import Traffic, compulsory_bytes, count_points, ten
 from poly.sets import fix_sizes, within_budget
 
 _OPERATIONS = 1_000_000
-_WIDTH = 80  # of the statements in a line of the table of loops
 
 
 @dataclass(frozen=True, repr=False)
@@ -83,18 +93,11 @@ class Loops(tuple[LoopFacts, ...]):
 
     @property
     def table(self) -> Table:
-        rows = [("  " * f.depth + f.name, f.kind, count_text(f.values), _some(f.statements)) for f in self]
+        rows = [("  " * f.depth + f.name, f.kind, count_text(f.values), some(f.statements)) for f in self]
         return table("loops", ("loop", "runs", "values", "statements"), rows)
 
     def __str__(self) -> str:
         return "\n".join(self.table.lines())
-
-
-def _some(names: tuple[str, ...]) -> str:
-    """Names as far as a line is wide, and how many more there are."""
-    shown = [n for k, n in enumerate(names) if len(", ".join(names[: k + 1])) <= _WIDTH or len(names) == 1]
-    left = len(names) - len(shown)
-    return ", ".join(shown) + (f", and {left} more" if left else "")
 
 
 @dataclass(frozen=True)

@@ -216,8 +216,7 @@ class _Model:
         unit, marks = self.machine.matrix_unit, self.schedule.marks
         own = {marks[n].engine for n in self.schedule.nests[s.name].names if n in marks}
         if unit is not None and unit.name in own:
-            name = s.body.operator if isinstance(s.body, Apply) else ""
-            return unit.rows * unit.cols * dict(unit.dots).get(name, 1) / unit.cost.get(name, unit.rows)
+            return unit.products(s.body.operator if isinstance(s.body, Apply) else "")
         widest = max(size_bytes(self.program.tensor[a.tensor].dtype) for a, _ in s.accesses)
         vector = any(self.schedule.kind(n) == "vector" for n in self.schedule.nests[s.name].names)
         return core_of(self.machine, widest).fma * (self.machine.lanes(widest) if vector else 1)

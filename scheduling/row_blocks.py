@@ -26,6 +26,7 @@ HELD = 0.5  # of any cache, the last one, too: what it still holds of bytes when
 LEAST_ROWS, MOST_ROWS = 8, 128  # of a block: enough register tiles to use a panel again, and no more than pays
 WHOLE = 0.5  # of that, where all rows are one block, as no block divides them: 257 gain by it, 577 lose
 SPARED = 0.5  # of the terms of sums, where some may be left out: those behind a diagonal
+LITTLE = 16  # times less is what groups may use that come later than what all else is made for
 LEAST_SAVED = 1 / 16  # of the operations' time, which every nest of the block pays back
 
 
@@ -39,7 +40,7 @@ def row_blocks(program: Program, groups: Sequence[Group], machine: Machine) -> l
     facts = _Blocks(program, machine, single, {t for s in program.statements for t in tensors_written(s)} - single)
     for second in groups:
         at = next(k for k, g in enumerate(found) if g is second)
-        for first in [g for g in found[:at] if facts.feeds(g, found[at])]:
+        for first in [g for g in found[:at] if facts.feeds(g, found[at], found[at + 1 :])]:
             joined = facts.joined(first, found[at])
             if joined is not None:
                 found[at] = joined
@@ -57,20 +58,32 @@ class _Blocks:
     single: frozenset[str]
     changed: Set[str]  # what is written more than once, or comes in and is written
 
-    def feeds(self, first: Group, second: Group) -> bool:
-        """Whether all that a group makes is used by itself and by one later group only, and not made of constants."""
-        inside = {*first.names, *second.names}
+    def feeds(self, first: Group, second: Group, behind: Sequence[Group]) -> bool:
+        """Whether what a group makes for another one is used by these two only; and is not made of constants. What else
+        it makes groups `behind` that may use, too, if it is little, as a value of each row is.
+        """
         made = {t for s in first.statements for t in tensors_written(s)}
-        if not made & {t for s in second.statements for t in tensors_read(s)}:
-            return False
-        if any(self.program.tensor[t].role != "temporary" for t in made):
+        handed = made & {t for s in second.statements for t in tensors_read(s)}
+        if not handed or not made <= self.single:
             return False
         if any(t in self.changed for s in first.statements for t in tensors_read(s)):
             return False  # a statement between the groups may write it
         if all(self.program.tensor[t].role == "constant" for s in first.statements for t in tensors_read(s)):
             return False
-        touched = (s.name for s in self.program.statements if made & {*tensors_read(s), *tensors_written(s)})
-        return all(name in inside for name in touched) and made <= self.single
+        inside, later = {*first.names, *second.names}, {name for g in behind for name in g.names}
+        users = [(s.name, made & {*tensors_read(s), *tensors_written(s)}) for s in self.program.statements]
+        wanted = {t for t in made if self.program.tensor[t].role != "temporary"}
+        wanted |= {t for name, used in users if name not in inside for t in used}
+        if not wanted:
+            return True
+        least = min((self._size(t) for t in handed), default=0)
+        few = wanted.isdisjoint(handed) and all(0 < self._size(t) * LITTLE <= least for t in wanted)
+        return few and all(name in inside or name in later for name, used in users if used)
+
+    def _size(self, tensor: str) -> int:
+        """Bytes of a tensor, 0 where a size is free."""
+        found, known = self.program.tensor[tensor], self.program.binding
+        return found.nbytes(known) if all(e.names <= known.keys() for e in found.shape) else 0
 
     def joined(self, first: Group, second: Group) -> Group | None:
         """One group of both, or None where that is not possible or does not pay."""

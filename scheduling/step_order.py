@@ -3,7 +3,8 @@
 A register tile meets a vector of the operand that has the lanes in any order of the steps; of the other one it reads an
 element for every row. Neighbours in memory should follow one another there, so that each line comes once (memory order
 of McKinley, Carr and Tseng, TOPLAS 1996). So should the other loops, but where the operand of the lanes has to be
-packed they go as that lies, in whose order the copy reads. Only of sums that may be taken in any order.
+packed they go as that lies, in whose order the copy reads; and all go so where the other operand is small. Only of sums
+that may be taken in any order.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from poly.scheduling.cpu_facts import step_along
 from poly.scheduling.groups import bare
 
 FEWEST = 4  # iterations along memory
-LARGE = 0.5  # of the other operand's elements: a smaller one is near, and the other comes in its own order
+LARGE = 0.5  # of the other operand's elements: a smaller one is near, and all loops go as the other lies
 
 
 def with_steps_in_order(program: Program) -> Program:
@@ -58,17 +59,28 @@ def _order(program: Program, s: Statement) -> list[str] | None:
     if len(inner) < 2 or len(lanes) != 1 or not rows or s.iterators[-len(inner) :] != tuple(inner):
         return None
     largest = max(rows, key=lambda r: _elements(program, r))
-    last = str(largest.affine_index[-1])
-    extent = program.tensor[largest.tensor].extents(program.binding)[-1]
+    order = _along(program, inner, largest, lanes[0], str(s.write.affine_index[-1]))
+    return None if order == inner else order
+
+
+def _along(program: Program, inner: list[str], broadcast: Access, lanes: Access, written: str) -> list[str] | None:
+    """Reduction loops along memory of an operand that is only broadcast, or of that of the lanes, which are `written`
+    side by side; None where neither is clear.
+    """
+    last = str(broadcast.affine_index[-1])
+    extent = program.tensor[broadcast.tensor].extents(program.binding)[-1]
+    if _elements(program, broadcast) < LARGE * _elements(program, lanes):
+        return _as_it_lies(program, inner, lanes)
     if last not in inner or extent < FEWEST:
         return None
-    if _elements(program, largest) < LARGE * _elements(program, lanes[0]):
-        return None
-    packed = step_along(program, lanes[0], written[-1]) != 1
-    leading = lanes[0] if packed else largest
-    apart = {i: step_along(program, leading, i) or 0 for i in inner}
-    order = [*sorted((i for i in inner if i != last), key=lambda i: -apart[i]), last]
-    return None if order == inner else order
+    packed = step_along(program, lanes, written) != 1
+    others = _as_it_lies(program, [i for i in inner if i != last], lanes if packed else broadcast)
+    return [*others, last]
+
+
+def _as_it_lies(program: Program, loops: list[str], access: Access) -> list[str]:
+    """Loops in the order in which an operand lies in memory."""
+    return sorted(loops, key=lambda i: -(step_along(program, access, i) or 0))
 
 
 def _elements(program: Program, access: Access) -> int:

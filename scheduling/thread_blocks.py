@@ -32,12 +32,10 @@ def with_thread_blocks(program: Program, machine: Machine, threads: int) -> Prog
     """The program with a block for each thread in those of its contractions that are sooner done so, by the model."""
     if threads == 1 or machine.kind != "cpu" or remote_rate(machine) > SLOWLY_SHARED:
         return program
-    if not any(s.combiner is not None for s in program.statements):
-        return program
-    if any(s.external is not None or s.path != default_path(k, s.iterators) for k, s in enumerate(program.statements)):
+    if not is_plain(program):
         return program
     for group in groups_for(program, machine, threads):
-        if _is_contraction(program, group, machine, threads):
+        if is_contraction(program, group, machine, threads):
             program = _soonest(program, group, machine, threads)
     return program
 
@@ -58,7 +56,15 @@ def blocks_like(program: Program, other: Program) -> Program:
     return replace(program, statements=tuple(statements))
 
 
-def _is_contraction(program: Program, group: Group, machine: Machine, threads: int) -> bool:
+def is_plain(program: Program) -> bool:
+    """Whether a program has a reduction, and statements that follow one another."""
+    if not any(s.combiner is not None for s in program.statements):
+        return False
+    statements = enumerate(program.statements)
+    return not any(s.external is not None or s.path != default_path(k, s.iterators) for k, s in statements)
+
+
+def is_contraction(program: Program, group: Group, machine: Machine, threads: int) -> bool:
     """Whether a group is left to the policy for contractions."""
     reductions = [s for s in group.statements if s.combiner is not None]
     if group.box is None or group.parts or len(reductions) != 1 or len(reductions[0].reads) < 2:
@@ -75,7 +81,7 @@ def _soonest(program: Program, group: Group, machine: Machine, threads: int) -> 
     if best is None or apart is None:
         return program
     again = next(g for g in groups_for(apart, machine, threads) if {*g.names} & {*group.names})
-    if {*again.names} != {*group.names} or not _is_contraction(apart, again, machine, threads):
+    if {*again.names} != {*group.names} or not is_contraction(apart, again, machine, threads):
         return program
     without = best.cycles - _without_meetings(best.plan)
     turned = best.plan.lanes != lanes
@@ -107,7 +113,7 @@ def _in_blocks(program: Program, facts: Facts) -> Program | None:
     """
     update, group, threads = facts.update, facts.group, facts.threads
     assert update is not None
-    if any(a.indirect for s in group.statements for a, _ in s.accesses):
+    if has_indices(group):
         return None
     rows = {bare(i) for i in update.write.affine_index[:-1]}
     axes = [a for a, n in enumerate(group.axes[update.name]) if n in rows and not facts.extents[a] % threads]
@@ -115,6 +121,16 @@ def _in_blocks(program: Program, facts: Facts) -> Program | None:
     size = facts.extents[axis] // threads if axis is not None else 0
     if axis is None or size < FEWEST or _is_large(program, update, group.axes[update.name][axis], facts.machine):
         return None
+    return in_blocks_of(program, group, axis, size)
+
+
+def has_indices(group: Group) -> bool:
+    """Whether what a group touches depends on indices from memory."""
+    return any(a.indirect for s in group.statements for a, _ in s.accesses)
+
+
+def in_blocks_of(program: Program, group: Group, axis: int, size: int) -> Program | None:
+    """The program with blocks of one of a group's loops, in all of its statements; None where that cannot be."""
     cut = [_cut(program, k, group, axis, size) for k in range(len(program.statements))]
     statements = tuple(s for s in cut if s is not None)
     return replace(program, statements=statements) if len(statements) == len(cut) else None

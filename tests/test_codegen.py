@@ -511,11 +511,14 @@ def test_triangle(kind: str) -> None:
     check(LoopTree("triangle", shapes, (loop("i", 0, n, zero, inner),)), integers(n, n), integers(n))
 
 
-def test_triangle_over_lanes() -> None:
-    """The inner loop's bounds depend on the vector variable: it runs lane by lane."""
+@pytest.mark.parametrize("ends", [False, True])
+def test_triangle_over_lanes(ends: bool) -> None:
+    """The inner loop's bounds, or where it ends early, depend on the vector variable: it runs lane by lane."""
     update = compute("update", at("y", "i"), [at("L", "i", "j")], Read(0), "+")
     zero = compute("zero", at("y", "z"), [], Const(0))
-    body = loop("i", 0, 8, loop("j", 0, var("i") + 1, update), kind="vector")
+    stop = var("i") + 1
+    inner = replace(loop("j", 0, 8, update), ends=(stop,)) if ends else loop("j", 0, stop, update)
+    body = loop("i", 0, 8, inner, kind="vector")
     assert body.one_by_one == "loop j inside is as long as the lane says"
     tree = LoopTree(
         "f", (tensor("L", 8, 8, role="input"), tensor("y", 8, role="output")), (loop("z", 0, 8, zero), body)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import poly
+from poly.affine import Affine
 from poly.codegen.host import host_machine, machine_of_features
 from poly.interp import run_program
 from poly.machine import Machine
@@ -136,10 +137,14 @@ def test_a_shorter_last_block_of_a_sum_has_whole_bodies(steps: int, depths: list
 
 
 @pytest.mark.parametrize(
-    ("steps", "depth", "side"), [(32, 0, 8), (24, 0, 8), (36, 0, 4), (70, 0, 0), (44, 16, 4), (56, 16, 8), (70, 16, 0)]
-)
-def test_a_copy_across_has_squares_as_wide_as_divides_its_rows(steps: int, depth: int, side: int) -> None:
-    """And those of the last block of the reduction."""
+    ("steps", "depth", "sides"),
+    [
+        (32, 0, [8]), (24, 0, [8]), (36, 0, [4]), (70, 0, [8, 6]), (13, 0, [8, 5]), (7, 0, [7]), (3, 0, []),
+        (44, 16, [4]), (56, 16, [8]), (70, 16, []),
+    ],
+)  # fmt: skip
+def test_a_copy_across_has_squares_as_wide_as_divides_its_rows(steps: int, depth: int, sides: list[int]) -> None:
+    """And those of the last block of the reduction; where nothing divides all of it, whole ones and what is left."""
     program = poly.parse(TRANSPOSED, A=(steps, 12), B=(32, steps))
     facts = facts_on(program, AVX2)
     choice = rated_ways(facts, 1)
@@ -147,7 +152,7 @@ def test_a_copy_across_has_squares_as_wide_as_divides_its_rows(steps: int, depth
     plan = choice.plan(way, TileSizes(6, 2, 1, 0, depth))
     schedule = block_group(unchecked(Schedule(program)), facts.group, plan, AVX2)
     tiles = [t for t in schedule.program.tensors if t.space == "reg" and t.origin == "B"]
-    assert [tuple(e.constant for e in t.shape) for t in tiles] == [(8, side)] * (side > 0)
+    assert [tuple(e.constant for e in t.shape) for t in tiles] == [(8, side) for side in sides]
     run(program, plan)
 
 
@@ -177,6 +182,20 @@ def test_a_copy_across_of_several_blocks_has_squares_to_the_last_lane(columns: i
     schedule = block_group(unchecked(Schedule(program)), facts.group, plan, AVX2)
     tiles = [t for t in schedule.program.tensors if t.space == "reg" and t.origin == "B"]
     assert [t.shape[0].constant for t in tiles] == rows
+    run(program, plan)
+
+
+@pytest.mark.parametrize(("columns", "steps"), [(48, 2), (43, 3)])
+def test_lanes_few_elements_apart_are_picked_from_whole_vectors(columns: int, steps: int) -> None:
+    """Rows that are too short for squares."""
+    program = poly.parse(TRANSPOSED, A=(steps, 12), B=(columns, steps))
+    facts = facts_on(program, AVX2)
+    choice = rated_ways(facts, 1)
+    way = next(w for w in choice.ways() if w.packs == ((1, "lanes"),) and not w.lanes_outside)
+    plan = choice.plan(way, TileSizes(6, 2, 1, 0, 0))
+    schedule = block_group(unchecked(Schedule(program)), facts.group, plan, AVX2)
+    copies = [n for n in schedule.nests if n.startswith("ld_B")]
+    assert any(schedule.kind(schedule.nests[c].names[-1]) == "vector" for c in copies)
     run(program, plan)
 
 
@@ -429,11 +448,13 @@ def test_what_another_nest_made_travels_unless_threads_share_it_alike() -> None:
     axes = (({"i": 1}, {"k": 1}), ({"k": 1}, {"j": 1}))
     made = [Operand(name, own, (64, 512), (2048, 4), 4) for name, own in zip("AB", axes, strict=True)]
 
-    def cycles(*which: int) -> float:
-        return float(SharedNest(made, loops, {}, 2, ["k"], [one], which).cycles(inside))
+    def cycles(*which: int, capacity: int = 0, there: float = 1.0) -> float:
+        others = {k: np.full((), there) for k in which}
+        return float(SharedNest(made, loops, {}, 2, ["k"], [one], others, capacity=capacity).cycles(inside))
 
     assert cycles(0) - cycles() == pytest.approx(64 * 512 * 4 / 2 / FITTED_REMOTE, abs=2)  # all of it, by each
-    assert cycles(1) == cycles()
+    assert cycles(1) == cycles(0, there=0.0) == cycles(0, capacity=1 << 10) == cycles()
+    assert cycles(0, capacity=1 << 20) == cycles(0)
 
 
 def test_what_threads_divide_stays_with_each_of_them() -> None:
@@ -635,6 +656,21 @@ def test_steps_of_blocks_with_a_shorter_last_one_share_a_body(extent: int, steps
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-4, 5, shape).astype(np.float32) for shape in ((24, extent), (extent, 48)))
     np.testing.assert_array_equal(poly.compile(Schedule.parse(str(schedule)))(a, b), a @ b)
+
+
+@pytest.mark.parametrize(("extent", "bodies"), [(61, 60), (41, 40), (263, 260), (29, 0)])
+def test_what_no_steps_divide_has_bodies_and_a_rest(extent: int, bodies: int) -> None:
+    """The rest is laid out behind the loop; a short sum keeps its loop."""
+    schedule = scheduled(poly.parse(GEMM, A=(48, extent), B=(extent, 32)))
+    assert (f"split(loop='k', at={bodies})" in str(schedule)) == (bodies > 0)
+    rest = [n for n in schedule.nests if n.endswith("_hi")]
+    assert bool(rest) == (bodies > 0)
+    for name in rest:
+        (loop,) = (n for n in schedule.nests[name].names if schedule.nests[name].loops[n] == Affine.of("k"))
+        assert schedule.kind(loop) == "unroll"
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-4, 5, shape).astype(np.float32) for shape in ((48, extent), (extent, 32)))
+    np.testing.assert_array_equal(poly.compile(Schedule.parse(str(settle(schedule))))(a, b), a @ b)
 
 
 def test_steps_that_share_elements_stay_in_a_loop() -> None:

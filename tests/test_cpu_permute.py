@@ -17,7 +17,7 @@ from poly.loops import For, walk
 from poly.machine import Machine
 from poly.program import Program
 from poly.scheduling.cpu import schedule_for_cpu
-from poly.scheduling.cpu_permute import LINES_AHEAD, Buffered, Permutation, Tiles, permutation_of
+from poly.scheduling.cpu_permute import Buffered, Permutation, Tiles, permutation_of
 from poly.scheduling.cpu_runs import runs_of
 from poly.scheduling.groups import groups_of
 from poly.scheduling.schedule import Schedule
@@ -46,7 +46,14 @@ def permuted(spec: str, *shape: int, dtype: str = "f32") -> Program:
 
 @pytest.mark.parametrize(
     ("dtype", "features", "rows", "columns"),
-    [("f32", AVX2, 8, 16), ("f64", AVX2, 8, 8), ("i16", AVX2, 16, 16), ("f32", AVX512, 16, 16)],
+    [
+        ("f32", AVX2, 8, 16),
+        ("f64", AVX2, 8, 8),
+        ("i16", AVX2, 16, 16),
+        ("f32", AVX512, 16, 16),
+        ("i16", AVX512, 32, 16),  # half of the registers, and vectors that are lines
+        ("i8", AVX512, 64, 16),
+    ],
 )
 def test_blocks_fill_registers_and_lines(dtype: str, features: tuple[str, ...], rows: int, columns: int) -> None:
     found = plan_of(permuted("ij->ji", 512, 512, dtype=dtype), machine(features))
@@ -267,11 +274,18 @@ def test_vectors_that_are_lines_leave_straight(shape: tuple[int, int], along: st
     assert_transposes(schedule, shape)
 
 
-def assert_transposes(schedule: Schedule, shape: tuple[int, int]) -> None:
+def assert_transposes(schedule: Schedule, shape: tuple[int, int], dtype: str = "f32") -> None:
     kernel = poly.compile(schedule, threads=1)
     assert isinstance(kernel, Kernel)
-    x = np.random.default_rng(6).random(shape, np.float32)
+    x = (100 * np.random.default_rng(6).random(shape, np.float32)).astype(numpy_dtype(dtype))
     np.testing.assert_array_equal(kernel(x), x.T)
+
+
+@pytest.mark.parametrize("dtype", ["i8", "f16", "bool"])
+@pytest.mark.parametrize("shape", [(100, 77), (64, 16), (65, 17), (3, 130), (700, 300)])
+def test_short_elements_in_pieces_of_rows(dtype: str, shape: tuple[int, int]) -> None:
+    schedule = schedule_for_cpu(permuted("ij->ji", *shape, dtype=dtype), with_slow_last_cache(machine(AVX512)))
+    assert_transposes(schedule, shape, dtype)
 
 
 @pytest.mark.parametrize(
@@ -296,30 +310,33 @@ def test_short_rows_beyond_the_caches_leave_straight(text: str, shape: tuple[int
 
 
 @pytest.mark.parametrize(
-    ("shape", "threads", "tile"),
+    ("shape", "dtype", "threads", "tile", "ahead"),
     [
-        ((200, 200), 1, None),  # in the core's own caches: a row of blocks at a time
-        ((1001, 777), 1, (1001, 64)),  # else some lines of each row read
-        ((1000, 50), 2, (500, 50)),  # three blocks are uneven shares of two threads
-        ((1000, 66), 2, None),
+        ((200, 200), "f32", 1, None, 1),  # in the core's own caches: a row of blocks at a time
+        ((208, 200), "f32", 1, None, 2),  # rows of the target are whole lines
+        ((1001, 777), "f32", 1, (1001, 64), 1),  # else some lines of each row read
+        ((1000, 50), "f32", 2, (500, 50), 1),  # three blocks are uneven shares of two threads
+        ((1000, 66), "f32", 2, None, 1),
+        ((300, 300), "i8", 1, (300, 64), 1),  # all blocks of a line read
+        ((2000, 192), "i8", 2, (1000, 64), 1),
     ],
 )
 def test_lines_to_write_are_asked_for_where_they_come_slowly(
-    shape: tuple[int, int], threads: int, tile: tuple[int, int] | None
+    shape: tuple[int, int], dtype: str, threads: int, tile: tuple[int, int] | None, ahead: int
 ) -> None:
     """By whole blocks along the target's rows; what is left over of these is written in the same loop."""
-    program, mesh = permuted("ij->ji", *shape), with_slow_last_cache(machine(AVX512))
+    program, mesh = permuted("ij->ji", *shape, dtype=dtype), with_slow_last_cache(machine(AVX512))
     (group,) = groups_of(program)
     plan = permutation_of(program, group, mesh, threads)
-    assert plan is not None and plan.blocks.asks
+    assert plan is not None and plan.blocks.asks == ahead
     assert (plan.blocks.tile if isinstance(plan.blocks, Tiles) else None) == tile
     schedule = schedule_for_cpu(program, mesh, threads)
     nests = {n.name: schedule.nests[n.name] for n in schedule.program.statements if n.source_name == "out_set"}
     asked = {name: schedule.marks[nest.names[-1]].ahead for name, nest in nests.items()}
-    asking = [name for name, ahead in asked.items() if ahead is not None and ahead[1] == LINES_AHEAD]
+    asking = [name for name, mark in asked.items() if mark is not None and mark[1] == ahead]
     assert asking
     assert {nests[name].names[0] for name in nests if name not in asking} <= {nests[n].names[0] for n in asking}
-    assert_transposes(schedule, shape)
+    assert_transposes(schedule, shape, dtype)
 
 
 def with_slow_last_cache(near: Machine) -> Machine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -11,12 +12,16 @@ import pytest
 import poly
 from poly.codegen.host import host_machine
 from poly.frontend.einsum import einsum_program
+from poly.loops import For
+from poly.prepared import prepare
 from poly.program import Program
 from poly.scheduling.cpu import schedule_for_cpu
+from poly.scheduling.cpu_loop_facts import Use, bytes_of_uses
 from poly.scheduling.cpu_threads import is_short, share, share_outermost
 from poly.scheduling.schedule import Schedule
 from poly.text import parse_program
-from tests.machines import AVX512
+from tests.machines import AVX512, MESH
+from tests.onnx_helpers import node_model
 
 Array = npt.NDArray[np.float32]
 CONV = """
@@ -234,6 +239,24 @@ def test_several_loops_inside_where_they_spare_more_than_the_one_around() -> Non
     schedule = schedule.fuse(schedule.nests["sB"].names[0], schedule.nests["sC"].names[0])
     found = share(schedule, {"sB", "sC"}, host_machine(), 2)
     assert len(shared(found)) == 2 and schedule.nests["sB"].names[0] not in shared(found)
+
+
+def test_a_copy_counts_as_often_as_it_is_made() -> None:
+    program = poly.parse("C[i,j] += A[i,k]*B[k,j]", A=(64, 32), B=(32, 128))
+    schedule = Schedule(program).tile({"C_update.j": 32}).reorder("C_update.j.o", "C_update.i", "C_update.j.p", "k")
+    schedule = schedule.promote("B", "C_update.j.o", "l2", name="Bp")
+    copy = schedule.program.statement["ld_Bp"]
+    assert bytes_of_uses(schedule, [Use(copy, copy.write, True)]) == 32 * 128 * 4
+
+
+@pytest.mark.parametrize(("size", "several"), [(5, False), (24, True)])
+def test_what_is_spared_is_worth_a_meeting_behind_each_nest(size: int, several: bool) -> None:
+    """A window with its padding is four nests: three pieces of a copy and sums."""
+    model, _ = node_model(
+        "Conv", [numbers(1, 64, size, size), numbers(16, 64, 3, 3)], constant=(1,), pads=[1, 1, 1, 1], strides=[2, 2]
+    )  # fmt: skip
+    made = prepare(poly.from_onnx(model).to_program(), replace(MESH, cores=2), 2)
+    assert any(isinstance(n, For) and n.kind == "parallel" for n in made.split.after.nodes()) == several
 
 
 def test_no_loop_is_shared_around_one_that_is() -> None:

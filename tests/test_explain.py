@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import poly
-from poly.document import Document, Table, Text, bytes_text, seconds_text, table
+from poly.document import Document, Table, Text, bytes_text, seconds_text, some, table
 from poly.errors import PolyError, ScheduleError, ShapeError, UnsupportedError
 from poly.explainer import KernelExplanation
 from poly.figures import iteration_domain, tile_footprint
@@ -404,3 +404,11 @@ def test_a_loop_around_many_statements_has_a_line_of_some_width() -> None:
     assert len(loop.statements) == 40
     row = str(schedule.loops).splitlines()[-1]
     assert "y0_set, y1_set" in row and row.endswith(", and 30 more") and len(row) < 120
+
+
+@pytest.mark.parametrize(("lengths", "said"), [
+    ((5, 5), "aaaaa bbbbb"), ((90,), "a" * 90), ((90, 5), "a" * 90 + ", and 1 more"),
+    ((60, 30, 5), "a" * 60 + ", and 2 more"),
+])  # fmt: skip
+def test_a_column_has_as_many_names_as_are_read_at_a_glance(lengths: tuple[int, ...], said: str) -> None:
+    assert some(["abc"[k] * n for k, n in enumerate(lengths)], " ") == said

@@ -31,6 +31,8 @@ def test_calls_check_their_arguments() -> None:
         ((a, b.astype(np.float64)), "input B is float64, expected float32"),
         ((a, integers(4, 2)), r"input B has shape \[4, 2\], expected \[2, 4\]"),
         ((a, "text"), "input B: str is no array of float32"),
+        ((a, b.astype(np.complex64)), r"input B is complex64(.|\n)*B\.real\.astype\('float32'\)"),
+        ((a, np.zeros((2, 4), [("u", "f4"), ("v", "f4")])), r"one of its fields, as B\['u'\]"),
     ]:
         with pytest.raises(RunError, match=message):
             kernel(*arguments)

@@ -23,7 +23,10 @@ from poly.machine import Engine, Machine
 from poly.machine_text import machine_of_table
 from poly.scheduling.capacity import check_capacity
 from poly.scheduling.cpu import schedule_for_cpu
+from poly.scheduling.cpu_contract import best_rated, least_of_plans
+from poly.scheduling.cpu_facts import facts_of
 from poly.scheduling.dot_sums import sums_by_dots
+from poly.scheduling.groups import groups_of
 from poly.scheduling.paired_sums import sums_of_pairs
 from poly.scheduling.prediction import predict
 from poly.scheduling.schedule import Schedule
@@ -180,6 +183,16 @@ def test_large_products_are_the_units() -> None:
         assert any(isinstance(n, For) and n.engine == "matrix" for n in tree.nodes())
     assert "matrix" not in str(schedule_for_cpu(product(8, 64, 64), MATRIX).lower())
     assert "matrix" not in str(schedule_for_cpu(product(64, 64, 64), without_matrix_unit(MATRIX)).lower())
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_no_plan_of_the_unit_takes_less_than_what_is_told_without_rating(threads: int) -> None:
+    facts = facts_of(product(256, 256, 128), groups_of(product(256, 256, 128))[0], MATRIX, threads)
+    lanes = facts.lanes()
+    assert lanes is not None
+    rated = best_rated(facts, lanes)
+    assert rated is not None and rated.plan.matrix is not None
+    assert least_of_plans(facts, lanes) <= rated.cycles
 
 
 def passing(schedule: Schedule) -> list[str]:

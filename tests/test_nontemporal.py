@@ -203,6 +203,8 @@ def test_what_functions_wait_for_is_asked_for_where_the_last_cache_is_slow() -> 
     assert asked(text, mesh, x=(512, 1024)) == {"y_set": ("j.o", 8)}
     assert asked(text, mesh, x=(64, 1024)) == asked(text, SKYLAKE, x=(512, 1024)) == {}
     assert asked("y[i, j] = 2*x[i, j]", mesh, x=(512, 1024)) == {}
+    chain = "q[i, j] = x[i, j] * w[i]; r[i, j] = sigmoid(q[i, j]); y[i, j] = r[i, j] * x[i, j]"  # r: in registers only
+    assert asked(chain, mesh, x=(512, 1024), w=(512,)) == {"q_set": ("j.o", 8), "y_set": ("j.o", 8)}
     outer = "y[i, j] = a[i] + b[j]"
     assert asked(outer, mesh, a=(1024,), b=(1024,)) == {"y_set": ("j.o", 8)}
     assert asked(outer, mesh, a=(8192,), b=(128,)) == asked(outer, SKYLAKE, a=(8192,), b=(128,)) == {"y_set": ("i", 16)}

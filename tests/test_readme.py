@@ -15,6 +15,7 @@ from poly.frontend.onnx_import import from_onnx
 from poly.pictures import schedule_tree
 from poly.scheduling.grouping import group_program
 from poly.scheduling.schedule import Schedule
+from poly.scheduling.script import PRIMITIVES
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -136,3 +137,7 @@ def test_every_setting_is_in_the_table() -> None:
     texts = [path.read_text() for folder in folders for path in (ROOT / folder).glob("*.py")]
     names = {name for text in texts for name in re.findall(r"environ\S*[\"'](POLYLOOM_[A-Z]+)", text)}
     assert len(names) > 4 and not {name for name in names if f"`{name}" not in README}
+
+
+def test_every_edit_is_in_the_table() -> None:
+    assert not [name for name in PRIMITIVES if f"`{name}`" not in README]

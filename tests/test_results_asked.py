@@ -20,6 +20,7 @@ from poly.scheduling.schedule import Schedule
 from tests.test_prefetch_block import MESH, NEAR
 
 PLANES = "Y[n,f,p] += W[f,c]*X[n,c,p]"
+APART = "Y[f,n,p] += W[f,c]*X[n,c,p]"
 TURNED = "Y[n,f,p] += X[n,p,c]*W[c,f]"
 
 
@@ -54,17 +55,37 @@ def asked(schedule: Schedule) -> set[tuple[str, int]]:
     [
         (MESH, False, {}, {("f", 2)}),
         (MESH, True, {}, set()),  # eight rows go on, which prefetchers follow
+        (MESH, True, {"X": (100, 64, 30)}, {("f", 2)}),  # all of them are short
         (NEAR, False, {}, set()),
-        (MESH, False, {"X": (1, 64, 1024)}, set()),  # 1 MB of results
-        (MESH, False, {"W": (256, 16), "X": (8, 16, 1024)}, set()),  # a line takes as long as its operations
-        (MESH, False, {"W": (24, 64), "X": (96, 64, 1024)}, set()),  # 24 rows
+        (MESH, False, {"X": (1, 64, 1056)}, set()),  # 1 MB of results
+        (MESH, False, {"X": (8, 64, 1024)}, set()),  # rows of three tiles meet in one set
+        (MESH, False, {"W": (256, 16), "X": (8, 16, 1056)}, {("f", 2)}),
+        (MESH, False, {"W": (256, 16), "X": (70, 16, 1056)}, set()),  # from memory, later than operations end
+        (MESH, False, {"W": (56, 16), "X": (20, 16, 1056)}, set()),  # 56 rows, which are followed
+        (MESH, False, {"W": (56, 64), "X": (20, 64, 1056)}, {("f", 2)}),  # while operations take longer
+        (MESH, False, {"W": (24, 64), "X": (720, 64, 1056)}, set()),  # 24 rows are
     ],
 )
 def test_results_of_many_rows_are_asked_for(
     machine: Machine, inside: bool, shapes: dict[str, tuple[int, ...]], wanted: set[tuple[str, int]]
 ) -> None:
-    shapes = {"W": (256, 64), "X": (8, 64, 1024), **shapes}
+    shapes = {"W": (256, 64), "X": (8, 64, 1056), **shapes}
     assert asked(scheduled(PLANES, machine, (8, 2), inside, **shapes)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "steps", "items", "wanted"),
+    [
+        (APART, 31, 33, {("f", 2)}),
+        (PLANES, 31, 33, set()),  # rows follow one another
+        (APART, 31, 26, set()),  # all stays
+        (APART, 64, 33, set()),  # operations take longer
+    ],
+)
+def test_rows_apart_of_short_sums_are_asked_for_though_they_alone_would_stay(
+    text: str, steps: int, items: int, wanted: set[tuple[str, int]]
+) -> None:
+    assert asked(scheduled(text, MESH, (8, 2), False, W=(72, steps), X=(items, steps, 160))) == wanted
 
 
 def test_along_the_outer_loop_where_the_inner_one_is_short() -> None:

@@ -21,7 +21,9 @@ from poly.scheduling.step_order import with_steps_in_order
         ("C[i,c] += A[k,j,c] * B[i,j,k]", {"A": (6, 5, 4), "B": (8, 5, 6)}, "j k"),
         ("C[x,i,c] += A[x,k,j,c] * B[x,i,j,k]", {"A": (2, 6, 5, 4), "B": (2, 8, 5, 6)}, "j k"),
         ("C[i,c] += A[j,k,c] * B[i,j,k]", {"A": (5, 6, 4), "B": (8, 5, 6)}, ""),  # as it is
-        ("C[i,c] += A[k,j,c] * B[i,j,k]", {"A": (6, 5, 40), "B": (2, 5, 6)}, ""),  # little is broadcast
+        ("C[i,c] += A[k,j,c] * B[i,j,k]", {"A": (6, 5, 40), "B": (2, 5, 6)}, ""),  # little is broadcast: as A lies
+        ("C[i,c] += A[j,k,c] * B[i,k,j]", {"A": (5, 6, 40), "B": (2, 6, 5)}, "j k"),
+        ("C[e,d,c] += A[d,a,b] * B[e,b,c,a]", {"A": (2, 5, 6), "B": (8, 6, 7, 5)}, "b a"),
         ("C[i,c] += A[k,j,c] * B[i,j,k]", {"A": (3, 5, 4), "B": (8, 5, 3)}, ""),  # short along memory
         ("C[i,c] += A[k,j,c] * B[j,k,i]", {"A": (6, 5, 4), "B": (5, 6, 8)}, ""),  # contiguous along the rows
         ("C[i] += A[k,j,i] * B[j,k]", {"A": (6, 5, 4), "B": (5, 6)}, ""),  # no rows

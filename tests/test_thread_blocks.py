@@ -11,16 +11,22 @@ from poly.errors import ScheduleError
 from poly.interp import run_program
 from poly.machine import Machine
 from poly.program import Program
+from poly.scheduling.cpu import schedule_for_cpu
 from poly.scheduling.cpu_facts import facts_of
 from poly.scheduling.cpu_ways import Ways
 from poly.scheduling.groups import groups_of
 from poly.scheduling.joined_axes import join_axes
+from poly.scheduling.paired_sums import sums_of_pairs
 from poly.scheduling.thread_blocks import blocks_like, with_thread_blocks
 from tests.machines import AVX512
 
 MESH = machine_of_features(
     "x", ("avx512f", "avx512vl", "avx512fp16", "amx-tile"), "x86_64-unknown-linux-gnu",
     {1: 48 << 10, 2: 2 << 20, 3: 480 << 20}, 2, 2600,
+)  # fmt: skip
+UNIT = machine_of_features(
+    "sapphirerapids", (*MESH.features, "avx512bw", "avx512dq", "avx512vnni", "avx512bf16", "amx-bf16", "amx-int8"),
+    "x86_64-unknown-linux-gnu", {1: 48 << 10, 2: 2 << 20, 3: 480 << 20}, 2, 2600,
 )  # fmt: skip
 FLAT = {"A": (512, 32), "B": (32, 512)}  # what threads share of B is little, the result large
 
@@ -75,6 +81,18 @@ def test_what_a_core_does_not_keep_is_packed_once() -> None:
 def test_rows_that_indices_choose_are_not_cut() -> None:
     program = poly.parse("C[i,j] += A[I[i],k] * B[k,j]", dtypes={"I": "i32"}, A=(99, 16), I=(512,), B=(16, 512))
     assert with_thread_blocks(program, MESH, 2) is program
+
+
+@pytest.mark.parametrize("sizes", [(256, 256), (2048, 128)], ids=["small", "few steps"])
+def test_each_thread_packs_for_its_matrix_unit(sizes: tuple[int, int]) -> None:
+    """Copies make pairs on their way, so that nothing which another thread made is read."""
+    text = "C[i,j] += f32(A[i,k])*f32(B[k,j])"
+    program = poly.parse(text, A=sizes, B=sizes[::-1], dtypes={"A": "bf16", "B": "bf16", "C": "f32"})
+    pairs = sums_of_pairs(program, UNIT.dot_operators)
+    schedule = schedule_for_cpu(with_thread_blocks(pairs, UNIT, 2), UNIT, 2)
+    (block,) = [n for n, m in schedule.marks.items() if m.kind == "parallel" and n in schedule.loop_statements]
+    assert all(schedule.nests[s.name].names[0] == block for s in schedule.program.statements)
+    assert {r.tensor for s in schedule.program.statements if s.origin for r in s.reads} >= {"A", "B"}
 
 
 def test_a_batch_is_shared_as_it_is() -> None:
