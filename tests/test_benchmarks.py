@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from onnx import helper, numpy_helper, save
 
-from benchmarks import choices
+from benchmarks import choices, random_cases
 from benchmarks.__main__ import main
 from benchmarks.candidates import THREADS, nests_of
 from benchmarks.cases import CASES, Case, attention, conv, dense, einsum, load_cases, pointwise
@@ -100,6 +101,16 @@ def test_a_file_adds_cases(tmp_path: Path) -> None:
     found = load_cases(tmp_path / "cases.json")
     assert [c.name for c in found].count("gemm_64") == 1
     assert (found[-1].name, found[-1].reads, found[-1].writes) == ("mine", 48, 12)
+
+
+def test_random_cases_are_those_of_their_seed_and_a_file_of_cases(tmp_path: Path) -> None:
+    made = [*islice(random_cases.random_cases(2), 60)]
+    path = tmp_path / "cases.json"
+    path.write_text(json.dumps([random_cases.entry(c) for c in made]))
+    assert {c.name: c for c in load_cases(path)}.items() >= {c.name: c for c in made}.items()
+    assert [c.name for c in islice(random_cases.random_cases(2), 60)] == [c.name for c in made]
+    assert {c.kind for c in made} >= {"einsum", "conv", "softmax", "linear"}
+    assert {c.name for c in made}.isdisjoint(c.name for c in islice(random_cases.random_cases(3), 60))
 
 
 def test_a_case_of_a_file_counts_what_its_shapes_say(tmp_path: Path) -> None:
