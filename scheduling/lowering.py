@@ -13,14 +13,15 @@ from dataclasses import dataclass, field, replace
 import islpy as isl
 
 from poly.affine import Affine, Constraint
-from poly.coefficients import bounded
+from poly.coefficients import bounded, set_of
 from poly.errors import UnsupportedError
 from poly.expr import with_indices
 from poly.loops import Alloc, Compute, External, For, If, LoopTree, Node
 from poly.program import Access, Tensor
+from poly.relations import free_sizes
 from poly.scheduling.asked_blocks import asked_block
 from poly.scheduling.asked_copies import asked, copies_into
-from poly.scheduling.bounds import holds_always, loop_bounds, same, with_last
+from poly.scheduling.bounds import LoopBounds, holds_always, loop_bounds, same, with_last
 from poly.scheduling.loop_vectors import LoopVectors, loop_vectors
 from poly.scheduling.paths import Band, Leaf, Ordered, TreeNode, common_prefix, statements_of
 from poly.scheduling.schedule import Mark, Schedule
@@ -136,7 +137,8 @@ class _Lowering:
         bounds = loop_bounds(prefixes, outer, context, inner, [self.placed[s].ends for s in members])
         mark = self.schedule.marks.get(tree.loop, Mark())
         bounds = with_last(bounds, prefixes) if mark.kind == "vector" else bounds
-        dropped = bounds.value is not None and mark.kind not in ("parallel", "unit")
+        stays = mark.kind in ("parallel", "unit") or self.may_end(tree.loop, bounds, inner)
+        dropped = bounds.value is not None and not stays
         guard = bounds.guard + (bounds.value_guard if dropped else ())
         if dropped and bounds.value is not None:
             known = {**values, tree.loop: bounds.value.substitute(values)}
@@ -155,6 +157,13 @@ class _Lowering:
             )  # fmt: skip
             body = (more,)
         return [_Segment(guarded([guard], body, values), frozenset(members))]
+
+    def may_end(self, loop: str, bounds: LoopBounds, names: Names) -> bool:
+        """Whether a loop with one value ends before it in some iterations of those around; `names`: all of them."""
+        if loop not in self.ends or bounds.value is None:
+            return False
+        beyond = [Constraint(bounds.value - self.ends[loop])]
+        return not bounds.context.intersect(set_of(beyond, names, free_sizes(self.schedule.program))).is_empty()
 
     def asks(self, mark: Mark, around: Names, values: Mapping[str, Affine]) -> tuple[Access, ...]:
         """What the innermost of the loops around asks for: of what is copied next into a buffer, of a next block."""

@@ -43,7 +43,7 @@ def test_run_measures_plans(capsys: pytest.CaptureFixture[str]) -> None:
     shapes = ("--shape", "150,70", "--shape", "70,130")
     assert poly("run", "ij,jk->ik", *shapes, "--check", "--tune", "4") == 0
     shown = capsys.readouterr().out
-    assert "measured" in shown and "of 4 plans" in shown and "agrees with numpy.einsum" in shown
+    assert re.search(r"measured +\d of [2-4] plans", shown) and "agrees with numpy.einsum" in shown
     assert poly("run", "ij,jk->ik", *shapes, "--target", "s16", "--tune", "2") == 1
     assert "tune=2 for s16" in capsys.readouterr().err
 

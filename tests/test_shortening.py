@@ -100,6 +100,19 @@ def test_an_end_differs_between_copies() -> None:
     np.testing.assert_array_equal(np.asarray(found), x.sum(1))
 
 
+def test_an_end_of_a_loop_with_one_iteration() -> None:
+    """It lost its end with its loop: what only it read, others had left out."""
+    program = poly.parse("y[i] += x[i, j] optional j >= i + 1", x=(24, 24))
+    schedule = Schedule(program).tile({"y_update.i": 8}).split("j", 16).tile({"j.hi": 8})
+    schedule = schedule.shorten("j.hi.o", "y_update.i.o + 1")
+    x = np.arange(576, dtype=np.float32).reshape(24, 24)
+    expected = x[:, :16].sum(1) + np.where(np.arange(24) >= 16, x[:, 16:].sum(1), 0)
+    x[:16, 16:] = np.nan
+    found = poly.compile(program, schedule=schedule, threads=1)(x)
+    np.testing.assert_array_equal(np.asarray(found), expected)
+    assert Schedule.parse(str(schedule)).lower() == schedule.lower()
+
+
 def test_an_end_beyond_64_bits_is_refused() -> None:
     """Native code went round: rows from 8 on were left out."""
     schedule = Schedule(poly.parse("y[i] += x[i, j] optional j >= 8*i", x=(40, 8)))
