@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from poly.affine import var
 from poly.machine import Machine
@@ -27,6 +28,7 @@ from poly.scheduling.schedule import Schedule
 
 AGAIN = 2  # times that a row is read, from which on it is kept near
 PIECE = 4  # lines of a block of lanes at least: shorter pieces of memory cost more than the rows spare
+SOONER = 0.8  # of the time of tiles along the last axis
 SPARE = 3  # registers besides the sums and one row of the window's constants
 
 
@@ -53,50 +55,90 @@ def beside_of(program: Program, group: Group, machine: Machine, threads: int = 1
     read = sliding_read(program, update)
     if read is None or read.index[-1:] != update.write.index[-1:]:
         return None
-    return beside_along(program, group, update, lanes, machine, blocks=threads == 1)
+    return beside_along(program, group, update, lanes, machine, blocks=threads == 1, turned=False)
 
 
 def beside_along(
-    program: Program, group: Group, update: Statement, lanes: int, machine: Machine, *, blocks: bool
+    program: Program, group: Group, update: Statement, lanes: int, machine: Machine, *, blocks: bool, turned: bool
 ) -> Beside | None:
     """The choices with lanes along one of the parallel loops, whether what is read is contiguous there or not.
     `blocks`: lanes may go through blocks; not for several threads, as who shares a group along rows made what it reads
-    along rows, too.
+    along rows, too. `turned`: what is read is copied first, so that tiles may lie along any loop, and vectors need not
+    have all of their lanes.
     """
     names, vector = group.axes[update.name], machine.lanes(widest_element(program, group.statements))
     read, constants = sliding_read(program, update), _constants(program, update, names[lanes])
     if read is None or group.box is None or axis_of(read, names[lanes]) is None:
         return None
     taps = reduction_extents(program, update, names)
-    if constants is None or prod(taps.values()) > MOST_TAPS or (group.box[lanes][1] + 1) % vector:
+    rest = 0 if turned else (group.box[lanes][1] + 1) % vector
+    if constants is None or prod(taps.values()) > MOST_TAPS or rest:
         return None
-    box = domain_box(program, update, update.iterators)
-    if box is None or any(low for low, _ in box):
+    slides = _slides(program, update, read, names, taps)
+    if not slides or lanes in slides:
         return None
-    found = beside(read, names, taps)
-    if found.keys() != taps.keys() or not found or names[lanes] in found.values():
+    tiles = _register_tiles(program, group, read, names, taps, slides, machine.vector_registers, turned=turned)
+    if tiles is None:
         return None
-    slides = {a: (n, row_axis(read, names[a])) for n, i in found.items() for a in [names.index(i)]}
-    rows = max(slides, key=lambda a: slides[a][1])
-    inside = {a: inside_of(program, read, names[a], n, d, taps[n]) for a, (n, d) in slides.items()}
-    down, axis = slides[rows]
-    height = _height(group.box[rows][1] + 1, taps[down], machine.vector_registers)
-    cuts = {a: _cuts(group.box[a][1] + 1, inside[a]) for a in slides if a != rows}
-    tiles = _tiles(group.box[rows][1] + 1, height, inside[rows])
-    if tiles is None or len(slides) < len(taps):
-        return None
-    edges = {a: (inside[a][0] > 0, inside[a][1] <= group.box[a][1]) for a in slides if a != rows}
-    index = read.affine_index[axis]
+    (down, axis), index = slides[tiles.rows], read.affine_index[slides[tiles.rows][1]]
     window = Window(
-        statement=update.name, tensor=read.tensor, rows=rows, lanes=lanes, down=down, sideways="",
-        step_down=index.coefficient(names[rows]), step=1, spread=index.coefficient(down), reach=1, axis=axis,
-        offset=index.constant, vector=vector, height=height, strip=group.box[rows][1] + 1, copied=False, kept=(),
-        unrolled=False, cuts=(), lane_cuts=(), vector_cuts=(),
+        statement=update.name, tensor=read.tensor, rows=tiles.rows, lanes=lanes, down=down, sideways="",
+        step_down=index.coefficient(names[tiles.rows]), step=1, spread=index.coefficient(down), reach=1, axis=axis,
+        offset=index.constant, vector=vector, height=tiles.height, strip=group.box[tiles.rows][1] + 1, copied=False,
+        kept=(), unrolled=False, cuts=(), lane_cuts=(), vector_cuts=(),
     )  # fmt: skip
-    block = 0
-    if blocks:
-        block = _block(program, group, window, read, [(a, d, taps[n]) for a, (n, d) in slides.items()], machine)
-    return Beside(window, {**cuts, rows: tiles}, edges, constants, block)
+    extents = [(a, d, taps[n]) for a, (n, d) in slides.items()]
+    block = _block(program, group, window, read, extents, machine) if blocks else 0
+    return Beside(window, tiles.cuts, tiles.edges, constants, block)
+
+
+def _slides(
+    program: Program, update: Statement, read: Access, names: Sequence[str], taps: Mapping[str, int]
+) -> Mapping[int, tuple[str, int]]:
+    """By parallel loop the one of the window beside it, with the read's axis; none where others are in the window."""
+    box, found = domain_box(program, update, update.iterators), beside(read, names, taps)
+    if box is None or any(low for low, _ in box) or found.keys() != taps.keys():
+        return {}
+    slides = {names.index(i): (n, row_axis(read, i)) for n, i in found.items()}
+    return slides if len(slides) == len(taps) else {}
+
+
+class _Tiles(NamedTuple):
+    """The loop of a register tile, its height; `cuts`, `edges`: as in `Beside`."""
+
+    rows: int
+    height: int
+    cuts: Mapping[int, tuple[int, ...]]
+    edges: Mapping[int, tuple[bool, bool]]
+
+
+def _register_tiles(
+    program: Program,
+    group: Group,
+    read: Access,
+    names: Sequence[str],
+    taps: Mapping[str, int],
+    slides: Mapping[int, tuple[str, int]],
+    registers: int,
+    *,
+    turned: bool,
+) -> _Tiles | None:
+    """Register tiles along the tensor's last axis, or where what is read is turned along any that takes less time;
+    None where windows are cut off in other tiles than the first and the last.
+    """
+    box = group.box or ()
+    inside = {a: inside_of(program, read, names[a], n, d, taps[n]) for a, (n, d) in slides.items()}
+    heights = {a: _height(box[a][1] + 1, taps[n], registers) for a, (n, _) in slides.items()}
+    tiles = {a: _tiles(box[a][1] + 1, h, inside[a]) for a, h in heights.items()}
+    last = max(slides, key=lambda a: slides[a][1])
+    able = [a for a in slides if turned and tiles[a] is not None]
+    idle = {a: -(-(box[a][1] + 1) // heights[a]) / (box[a][1] + 1) / (1 if a == last else SOONER) for a in able}
+    rows = min(idle, key=lambda a: idle[a], default=last)
+    if (cuts := tiles[rows]) is None:
+        return None
+    others = [a for a in slides if a != rows]
+    edges = {a: (inside[a][0] > 0, inside[a][1] <= box[a][1]) for a in others}
+    return _Tiles(rows, heights[rows], {**{a: _cuts(box[a][1] + 1, inside[a]) for a in others}, rows: cuts}, edges)
 
 
 def sliding_read(program: Program, s: Statement) -> Access | None:

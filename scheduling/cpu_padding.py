@@ -17,6 +17,7 @@ from poly.scheduling.cpu import left_to_contractions
 from poly.scheduling.cpu_contract import best_rated, other_lanes
 from poly.scheduling.cpu_core import core_of
 from poly.scheduling.cpu_facts import facts_of, widest_element
+from poly.scheduling.cpu_turned import turned_of
 from poly.scheduling.cpu_window import window_of
 from poly.scheduling.filled_sums import with_filled_sums
 from poly.scheduling.groups import Group, groups_of
@@ -37,7 +38,7 @@ def without_padding(program: Program, finite: Collection[str], machine: Machine,
         names = changed.intersection(group.names)
         if names and not _has_lanes(found, group, machine):
             found = _with(found, program, names)
-    found = _inside_rows(found, finite, machine)
+    found = _inside_rows(found, finite, machine, threads)
     every = inside_windows(found, finite, planes=True)
     if every is found:
         return found
@@ -52,23 +53,27 @@ def without_padding(program: Program, finite: Collection[str], machine: Machine,
     return found
 
 
-def _inside_rows(program: Program, finite: Collection[str], machine: Machine) -> Program:
+def _inside_rows(program: Program, finite: Collection[str], machine: Machine, threads: int) -> Program:
     """The program whose windows of each plane leave out rows of padding where that spares enough."""
     found, every = program, inside_rows(program, finite)
     changed = _changed(program, every)
     for group in groups_of(every) if changed else ():
         names = changed.intersection(group.names)
-        if names and _rows_pay(every, group, machine):
+        if names and _rows_pay(program, every, group, machine, threads):
             found = _with(found, every, names)
     return found
 
 
-def _rows_pay(program: Program, group: Group, machine: Machine) -> bool:
-    window = window_of(program, group, machine)
+def _rows_pay(program: Program, every: Program, group: Group, machine: Machine, threads: int) -> bool:
+    window = window_of(every, group, machine)
     if window is None or window.step_down > 1:  # of steps few tiles see an end, and rows are picked in pairs
         return False
-    ends = shorter_ends(program, program.statement[window.statement], group.axes[window.statement]) or {}
-    return prod(e.share for e in ends.values()) <= (LEFT_COPIED if window.copied else LEFT)
+    ends = shorter_ends(every, every.statement[window.statement], group.axes[window.statement]) or {}
+    left = prod(e.share for e in ends.values())
+    if left > (LEFT_COPIED if window.copied else LEFT):
+        return False
+    whole = next(g for g in groups_of(program) if window.statement in g.names)
+    return turned_of(program, whole, machine, threads, left) is None
 
 
 def whole_windows(program: Program, machine: Machine) -> Program:

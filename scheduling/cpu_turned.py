@@ -2,8 +2,8 @@
 
 Where rows are narrower than vectors, or hardly a multiple of them, most lanes of a window that slides along them stand
 still or see padding. With a vector of planes beside each other every lane is at work. Loops from the outside in: loops
-that are no window's, blocks of lanes [what is read and written of a block in the nearest cache, along the lanes], then
-as in `cpu_beside`. The copies turn squares in registers.
+that are no window's, blocks of lanes [what is read and written of a block in a core's own cache, along the lanes], then
+as in `cpu_beside`. The copies turn squares in registers. Planes that fill no vector are a block of their own.
 """
 
 from __future__ import annotations
@@ -11,36 +11,61 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from poly.affine import var
 from poly.machine import Machine
-from poly.program import Program, Statement
+from poly.program import Access, Program
 from poly.scheduling.cpu_beside import Beside, WindowsBeside, beside_along, sliding_read
 from poly.scheduling.cpu_chain import handed_on, keep_values
 from poly.scheduling.cpu_core import own_share
-from poly.scheduling.cpu_edits import axis_last, extent_of, fused, loops_of_copy, outermost, turned_square, users_of
+from poly.scheduling.cpu_edits import (
+    axis_last,
+    cut,
+    extent_of,
+    fused,
+    loops_of_copy,
+    outermost,
+    turned_square,
+    users_of,
+)
 from poly.scheduling.cpu_facts import axis_of, reduction_extents, widest_element
 from poly.scheduling.cpu_window import PICKED, Window, window_of
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
 
-MOVED = 5  # operations for which a vector is loaded, turned and stored
+MOVED = (5, 7)  # operations for which a vector is loaded, turned and stored, by the cache that holds a block
 PICKS = 1.5  # operations of a window with steps along the lanes for one without
+COPIED = 3  # and where what it reads is copied
 
 
 @dataclass(frozen=True)
 class Turned:
     """`beside`: the choices for lanes along an outer loop; `tensors`: what goes through turned buffers, with its axis
-    along the lanes; `target`: that of the sums.
+    along the lanes; `target`: that of the sums; `whole`: where the lanes are cut behind whole vectors; `level`: the
+    cache that holds a block, 0 for the nearest.
     """
 
     beside: Beside
     tensors: tuple[tuple[str, int], ...]
     target: int
+    whole: tuple[int, ...] = ()
+    level: int = 0
 
 
-def turned_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> Turned | None:
-    """The choices for a group whose reduction is such a window; None where rows do as well."""
+class _Plane(NamedTuple):
+    """Of one lane: `places` where a window is summed up, elements that are turned (`moved`), read and written."""
+
+    places: int
+    moved: int
+
+
+def turned_of(
+    program: Program, group: Group, machine: Machine, threads: int = 1, share: float = 1.0
+) -> Turned | None:
+    """The choices for a group whose reduction is such a window; None where rows do as well, which do a `share` of the
+    window's operations.
+    """
     window = window_of(program, group, machine, threads)
     if window is None or group.box is None:
         return None
@@ -49,14 +74,20 @@ def turned_of(program: Program, group: Group, machine: Machine, threads: int = 1
         tensors = _tensors(program, group, lanes)
         if lanes in (window.rows, window.lanes) or tensors is None:
             continue
-        found = beside_along(program, group, update, lanes, machine, blocks=False)
+        found = beside_along(program, group, update, lanes, machine, blocks=False, turned=True)
         read = sliding_read(program, update)
         loop = group.axes[update.name][lanes]
         axis, target = (None if a is None else axis_of(a, loop) for a in (read, update.write))
-        if found is None or axis is None or target is None:
+        if found is None or read is None or axis is None or target is None:
             continue
-        if _pays(program, group, window, found, machine, threads):
-            return Turned(found, ((found.window.tensor, axis), *tensors), target)
+        plane = _plane(program, group, found, read)
+        size = plane.moved * found.window.vector * widest_element(program, group.statements)
+        level = next((n for n, near in enumerate(_near(machine)) if size <= own_share(near)), None)
+        if level is None or not _pays(program, group, window, found, plane, MOVED[level], threads, share):
+            continue
+        extent, rest = group.box[lanes][1] + 1, (group.box[lanes][1] + 1) % found.window.vector
+        whole = (extent - rest,) if 0 < rest < extent else ()
+        return Turned(found, ((found.window.tensor, axis), *tensors), target, whole, level)
     return None
 
 
@@ -78,35 +109,40 @@ def _tensors(program: Program, group: Group, lanes: int) -> tuple[tuple[str, int
     return tuple(found.items())
 
 
-def _pays(program: Program, group: Group, window: Window, found: Beside, machine: Machine, threads: int) -> bool:
-    """Whether operations of whole vectors, and those for what is turned, are fewer than those along the rows; and a
-    block stays in the nearest cache.
-    """
-    update, box, vector = program.statement[window.statement], group.box or (), found.window.vector
-    read, names = sliding_read(program, update), group.axes[window.statement]
-    blocks = (box[found.window.lanes][1] + 1) // vector
-    if read is None or blocks < threads or any(_rest(n, vector) for n in _widths(program, update)):
-        return False
-    places = [high + 1 for a, (_, high) in enumerate(box) if a in found.cuts]
-    taps = prod(reduction_extents(program, update, names).values())
-    shape = program.tensor[read.tensor].extents(program.binding)
-    sliding = [shape[d] for d, i in enumerate(read.affine_index) if any(names[a] in i.names for a in found.cuts)]
-    width = box[window.lanes][1] + 1
-    moved = prod(sliding) + prod(places)
-    along = prod(places) // width * -(-width // vector) * taps * (PICKS if window.step >= PICKED else 1)
-    across = (prod(places) * taps + MOVED * moved) / vector * -(-blocks // threads) * threads / blocks
-    near = moved * vector * widest_element(program, group.statements)
-    return across < along and near <= own_share(machine.nearest_cache)
+def _near(machine: Machine) -> list[int]:
+    """Bytes of the caches that may hold a block."""
+    return [machine.nearest_cache, *(m.capacity or 0 for m in machine.own_caches[1:])][: len(MOVED)]
 
 
-def _widths(program: Program, update: Statement) -> list[int]:
-    """Contiguous elements of what is read and written."""
-    accesses = [update.write, *(r for r in update.reads if program.tensor[r.tensor].role != "constant")]
-    return [program.tensor[a.tensor].extents(program.binding)[-1] for a in accesses]
+def _plane(program: Program, group: Group, found: Beside, read: Access) -> _Plane:
+    names = group.axes[found.window.statement]
+    places = prod(high + 1 for a, (_, high) in enumerate(group.box or ()) if a in found.cuts)
+    slides, shape = {names[a] for a in found.cuts}, program.tensor[read.tensor].extents(program.binding)
+    return _Plane(places, places + prod(shape[d] for d, i in enumerate(read.affine_index) if slides & i.names))
 
 
-def _rest(extent: int, vector: int) -> int:
-    return extent % _piece(extent, vector)
+def _pays(
+    program: Program,
+    group: Group,
+    window: Window,
+    found: Beside,
+    plane: _Plane,
+    moved: int,
+    threads: int,
+    share: float,
+) -> bool:
+    """Whether operations of whole vectors, and those for what is turned, are fewer than those along the rows."""
+    update, vector = program.statement[window.statement], found.window.vector
+    extents = [high + 1 for _, high in group.box or ()]
+    lanes, width = extents[found.window.lanes], extents[window.lanes]
+    items = prod(e for a, e in enumerate(extents) if a not in found.cuts and a != found.window.lanes)
+    whole, rest = items * (lanes // vector), items * (lanes % vector > 0)
+    taps = prod(reduction_extents(program, update, group.axes[update.name]).values())
+    picks = COPIED if window.step > PICKED else PICKS if window.step == PICKED else 1
+    along = plane.places // width * -(-width // vector) * taps * share * picks
+    blocks = (-(-whole // threads) - (-rest // threads)) * threads
+    across = (plane.places * taps + moved * plane.moved) * blocks / (items * lanes)
+    return (whole or rest) >= threads and across < along
 
 
 def _piece(extent: int, vector: int) -> int:
@@ -130,25 +166,40 @@ class _Turning(WindowsBeside):
         self.outer.sort(key=plan.beside.cuts.__contains__)  # the fixed ones, blocks of lanes, those of the window
 
     def run(self, schedule: Schedule) -> Schedule:
-        w, names = self.window, list(self.group.names)
+        w, names, depth = self.window, list(self.group.names), len(self.fixed)
         for tensor, axis in self.plan.constants:
             first = (axis, *axis_last(schedule, tensor, axis)[:-1])
             schedule = self._packed(schedule, tensor, first, {axis: w.vector})
         schedule = self._ordered(schedule, names, (*self.outer, w.rows, w.lanes))
         for name in names:
-            lanes, around = self._loop(schedule, name, w.lanes), [self._loop(schedule, name, a) for a in self.fixed]
-            schedule = outermost(schedule.tile({lanes: w.vector}), name, [*around, f"{lanes}.o"])
-        schedule = fused(schedule, names, range(len(self.fixed) + 1))
+            loops = [self._loop(schedule, name, a) for a in (*self.fixed, w.lanes)]
+            schedule = outermost(schedule, name, loops)
+        schedule = fused(schedule, names, range(depth))
+        schedule, parts = cut(schedule, self.group, names, w.lanes, self.turned.whole)
+        for part in parts:
+            schedule = self._part(schedule, part)
+        return schedule
+
+    def _part(self, schedule: Schedule, names: Sequence[str]) -> Schedule:
+        """Whole blocks of lanes, or those that are left over."""
+        depth = len(self.fixed)
+        for name in names:
+            around, lanes = schedule.nests[name].names[:depth], schedule.nests[name].names[depth]
+            schedule = schedule.tile({lanes: self.window.vector})
+            inner = [self._loop(schedule, name, a) for a in (*self.outer[depth:], self.window.rows, self.window.lanes)]
+            schedule = outermost(schedule, name, [*around, f"{lanes}.o", *inner])
+        schedule = fused(schedule, names, [depth])
         for tensor, axis in self.turned.tensors:
             schedule = self._turn(schedule, names, tensor, axis)
-        return self._from(schedule, names, len(self.fixed) + 1)
+        return self._from(schedule, names, depth + 1)
 
     def _turn(self, schedule: Schedule, names: Sequence[str], tensor: str, axis: int) -> Schedule:
-        """A block of a tensor in the nearest cache, along the lanes."""
+        """A block of a tensor in a near cache, along the lanes."""
         at, order = schedule.nests[names[0]].names[len(self.fixed)], axis_last(schedule, tensor, axis)
         users = users_of(schedule, tensor, names)
-        buffer = f"{tensor}_{self.window.statement}_t"
-        schedule = schedule.promote(tensor, at, self.machine.cache_space(0), name=buffer, users=users, order=order)
+        buffer = f"{tensor}_{users[-1]}_t"
+        space = self.machine.cache_space(self.turned.level)
+        schedule = schedule.promote(tensor, at, space, name=buffer, users=users, order=order)
         schedule = self._squares(schedule, f"ld_{buffer}", tensor, axis, tuple(range(len(order))))
         return self._squares(schedule, f"st_{buffer}", buffer, axis, order)
 
